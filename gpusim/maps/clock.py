@@ -32,7 +32,7 @@ from . import workers
 if TYPE_CHECKING:
     from .scheduler import ReplicaThread, Scheduler
 
-__all__ = ["Clock", "outside", "sleep"]
+__all__ = ["Clock", "come_back", "come_inside", "go_outside", "outside", "sleep"]
 
 LOOK = 0.02
 """Seconds between two looks at replicas that are outside."""
@@ -74,7 +74,7 @@ class Clock:
         self._watching = self._over = self._rung = False
         self._bell = threading.Lock()
         self._bell.acquire()
-        self._seen: dict[ReplicaThread, tuple[tuple[int, int], float, int]] = {}
+        self._seen: dict[ReplicaThread, tuple[tuple[int, int], float | None, int]] = {}
         self._looked = 0.0
 
     # Methods below are called with the scheduler's lock held, unless they say otherwise.
@@ -208,11 +208,12 @@ class Clock:
             holders = self._holders() if scheduler.ready or self._entries else []
         seen, self._seen = self._seen, {}
         for replica, stamp in holders:
-            work = self.work_of(replica)
-            before, worked, looks = seen.get(replica, (None, 0.0, 0))
-            if work is None:
-                work = 0.0
-            idle = before == stamp and work - worked < IDLE * passed
+            before, worked, looks = seen.get(replica, (None, None, 0))
+            if before != stamp:  # it has made progress, and its work, which takes long to read,
+                self._seen[replica] = stamp, None, 0  # is looked at if it makes none
+                continue
+            work = self.work_of(replica) or 0.0
+            idle = worked is not None and work - worked < IDLE * passed
             self._seen[replica] = stamp, work, looks + 1 if idle else 0
             if idle and looks + 1 >= LOOKS:
                 with scheduler.lock:
@@ -249,15 +250,25 @@ def outside(replica: ReplicaThread) -> Iterator[None]:
     if replica.outside:  # a block in a block
         yield
         return
-    replica.call.scheduler.clock.begin()
-    replica.blocks += 1
-    replica.outside = True
+    go_outside(replica)
     try:
         yield
     finally:
-        replica.outside = False
-        if replica.away:
-            come_back(replica)
+        come_inside(replica)
+
+
+def go_outside(replica: ReplicaThread) -> None:
+    """Begin a block of `outside`, which `come_inside` ends. (In its own thread.)"""
+    replica.call.scheduler.clock.begin()
+    replica.blocks += 1
+    replica.outside = True
+
+
+def come_inside(replica: ReplicaThread) -> None:
+    """End a block of `outside`. (In its own thread.)"""
+    replica.outside = False
+    if replica.away:
+        come_back(replica)
 
 
 def come_back(replica: ReplicaThread) -> None:
@@ -289,11 +300,11 @@ def sleep(replica: ReplicaThread, seconds: float) -> None:
     """
     scheduler = replica.call.scheduler
     with scheduler.lock:
-        replica.inside = not replica.ended
+        replica.inside = replica.serves or not replica.ended
         replica.check_ended()
         replica.waiting = scheduler.clock.add(replica, seconds, is_limit=False)
         scheduler.release_slot()
     replica.wake.wait()
     with scheduler.lock:
-        replica.inside = False
+        replica.inside = replica.serves
         replica.check_ended()

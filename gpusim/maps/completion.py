@@ -32,7 +32,7 @@ class Completion:
         """
         scheduler = self.scheduler
         with scheduler.lock:
-            replica.inside = not replica.ended
+            replica.inside = replica.serves or not replica.ended
             replica.check_ended()
             ready = self.done
             if not ready:
@@ -44,7 +44,7 @@ class Completion:
         if not ready:
             replica.wake.wait()
         with scheduler.lock:
-            replica.inside = False
+            replica.inside = replica.serves
             replica.check_ended()
         return self.done
 
@@ -72,7 +72,7 @@ def give_way(replica: ReplicaThread) -> bool:
     """
     scheduler = replica.call.scheduler
     with scheduler.lock:
-        replica.inside = not replica.ended
+        replica.inside = replica.serves or not replica.ended
         replica.check_ended()
         scheduler.clock.polled()
         others = bool(scheduler.ready)
@@ -84,6 +84,6 @@ def give_way(replica: ReplicaThread) -> bool:
     if others:
         replica.wake.wait()
     with scheduler.lock:
-        replica.inside = False
+        replica.inside = replica.serves
         replica.check_ended()
     return others or pending

@@ -64,6 +64,7 @@ class ReplicaThread:
 
     - `inside`: True while the thread runs gpusim's own code. No exception is posted to it then; it
       checks `ended` itself.
+    - `serves`: whether the thread runs gpusim's own code alone, so that it stays inside.
     - `waiting`: the rendezvous or the Completion it waits for, its sleep, or the inner pmap call.
     - `timed`: its sleep, or the limit of its wait. `expired`: who waited for what, if the limit has
       expired.
@@ -81,6 +82,7 @@ class ReplicaThread:
         self.finished = False
         self.ended = False
         self.inside = True
+        self.serves = False
         self.waiting: Rendezvous | Completion | PmapCall | Timed | None = None
         self.timed: Timed | None = None
         self.expired: str | None = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from .timeouts import expired, seconds_of
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
 
-__all__ = ["Exchange", "GroupKey", "RankWork"]
+__all__ = ["Exchange", "GroupKey", "Pending", "Posting", "RankWork", "Terms"]
 
 POLLS = 1000
 """How often a rank may ask in turn whether a call is complete while no other rank can run."""
@@ -81,6 +81,7 @@ FITTING = ("dtype", "device")
 """What both tensors of a message have in common."""
 
 Terms = Mapping[str, Any]
+NONE: Terms = {}
 
 
 @dataclass(frozen=True)
@@ -106,24 +107,51 @@ class GroupKey:
         return f"group {self.name!r} (rank{'s' * (len(self.ranks) > 1)} {members})"
 
 
-@dataclass(eq=False)
 class Pending:
     """A call that some ranks of a group have posted: all that they pass, by their group rank.
 
     On a GPU `ready` are the events behind the ranks' work before the call, and `event` is the one
-    behind the call.
+    behind the call. `key` is the group of a collective.
     """
 
-    title: str
-    done: Completion
-    terms: Terms = field(default_factory=dict)
-    parts: dict[int, Any] = field(default_factory=dict)
-    sites: dict[int, str] = field(default_factory=dict)
-    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
-    ready: list[Any] = field(default_factory=list)
-    event: Any = None
-    error: BaseException | None = None
-    key: GroupKey | None = None  # of a collective
+    __slots__ = (
+        "done",
+        "error",
+        "event",
+        "key",
+        "parts",
+        "ready",
+        "recorded",
+        "sites",
+        "terms",
+        "title",
+    )
+
+    def __init__(
+        self, title: str, done: Completion, terms: Terms = NONE, key: GroupKey | None = None
+    ) -> None:
+        self.title, self.done, self.terms, self.key = title, done, terms, key
+        self.parts: dict[int, Any] = {}
+        self.sites: dict[int, str] = {}
+        self.recorded: list[tuple[int, int, list[Tensor]]] = []
+        self.ready: list[Any] = []
+        self.event: Any = None
+        self.error: BaseException | None = None
+
+
+class Posting(NamedTuple):
+    """What a rank posts as its part of a collective.
+
+    **Attributes**: `compute` gets the `part` of each rank, in the group's order, from the last rank
+    to post. The rank's `tensors` are for the record, and `record` has more fields of it, with
+    "operands" if the call reads others than `tensors`.
+    """
+
+    part: Any
+    outputs: list[Tensor]
+    compute: Callable[[list[Any]], None]
+    tensors: Sequence[Tensor] = ()
+    record: Mapping[str, Any] | None = None
 
 
 @without_dynamo
@@ -338,77 +366,98 @@ class Exchange:
             )
 
     def post(
-        self,
-        rank: Rank,
-        key: GroupKey,
-        place: int,
-        number: int,
-        terms: Terms,
-        part: Any,
-        outputs: list[Tensor],
-        compute: Callable[[list[Any]], None],
-        tensors: Sequence[Tensor] = (),
-        record: Mapping[str, Any] | None = None,
+        self, rank: Rank, key: GroupKey, place: int, number: int, terms: Terms, made: Posting
     ) -> RankWork:
         """Post the part of the rank at `place` of the group in the group's call `number`.
 
-        **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
-        order, from the last rank to post; an exception in it is raised by all that wait. The
-        rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
-        the call reads others than `tensors`.
+        `terms` must be equal on all ranks. An exception in the computation, which the last rank to
+        post makes, is raised by all that wait.
         """
-        self._check_whole(key)
+        if self.broken:
+            self._check_whole(key)
         site = rank.call_site()
-        if self.recorder is not None:
-            more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
-            if terms["operation"] == "broadcast" and terms["root"] != place:
-                more["operands"] = ()
-            made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
-        involved = [*outputs, *tensors]
+        count = (
+            None
+            if self.recorder is None
+            else self._noted(rank, key, place, number, terms, made, site)
+        )
+        involved = [*made.outputs, *made.tensors]
         ready = streams.record(involved)
         slot = key.name, key.copy, key.ranks[0], number
         with self.lock:
             pending = self.calls.get(slot)
             if pending is None:
                 title = f"{describe(terms)}, call {number} of {key},"
-                done = Completion(self.launch.scheduler)
-                pending = Pending(title, done, terms, key=key)
+                pending = Pending(title, Completion(self.launch.scheduler), terms, key)
                 self.calls[slot] = pending
             differ = pending.terms != terms
             if not differ:
-                pending.parts[place], pending.sites[place] = part, site
-                if self.recorder is not None and self.recorder.digests:
+                pending.parts[place], pending.sites[place] = made.part, site
+                if count is not None and self.recorder is not None and self.recorder.digests:
                     received = terms["operation"] != "reduce" or terms["root"] == place
-                    pending.recorded.append((rank.index, made, outputs if received else []))
+                    outputs = made.outputs if received else []
+                    pending.recorded.append((rank.index, count, outputs))
                 pending.ready.append(ready)
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[slot]
         if differ:
-            other = next(iter(pending.parts))
-            both = {**pending.terms, **terms}
-            names = [name for name in both if pending.terms.get(name) != terms.get(name)]
-            if "operation" in names:  # of which the others follow
-                names = ["operation"]
-            self._mismatch(
-                f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
-                f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
-                f"{describe(terms)} at {site}; they differ in {', '.join(names)}"
-            )
+            self._differ(rank, pending, number, terms, site)
         if complete:
-            try:
-                with streams.after(pending.ready, involved):
-                    compute([pending.parts[place] for place in range(len(key.ranks))])
-                    if pending.recorded:
-                        self._record_results(pending.recorded, terms["operation"] in SAME)
-                pending.event = streams.record(involved)
-            except Exception as error:
-                error.add_note(f"raised in {pending.title} at {site}")
-                pending.error = error
-            pending.parts.clear()
-            pending.done.complete()
-        held = None if ready is None else part
-        return RankWork(rank, pending, outputs, site, held, involved)
+            self._complete(pending, made.compute, involved, site)
+        held = None if ready is None else made.part
+        return RankWork(rank, pending, made.outputs, site, held, involved)
+
+    def _noted(
+        self,
+        rank: Rank,
+        key: GroupKey,
+        place: int,
+        number: int,
+        terms: Terms,
+        made: Posting,
+        site: str,
+    ) -> int:
+        """Record a rank's part of a collective; how many calls the rank has made before."""
+        more = _fields_of(terms, key.ranks) | {"operands": made.tensors, **(made.record or {})}
+        if terms["operation"] == "broadcast" and terms["root"] != place:
+            more["operands"] = ()
+        return self._record(key, rank, number, terms["operation"], made.tensors, site, **more)
+
+    def _differ(self, rank: Rank, pending: Pending, number: int, terms: Terms, site: str) -> None:
+        """End all ranks, as the terms of one differ from those of the first."""
+        key = pending.key
+        assert key is not None
+        other = next(iter(pending.parts))
+        both = {**pending.terms, **terms}
+        names = [name for name in both if pending.terms.get(name) != terms.get(name)]
+        if "operation" in names:  # the others follow from it
+            names = ["operation"]
+        self._mismatch(
+            f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
+            f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
+            f"{describe(terms)} at {site}; they differ in {', '.join(names)}"
+        )
+
+    def _complete(
+        self,
+        pending: Pending,
+        compute: Callable[[list[Any]], None],
+        involved: Sequence[Tensor],
+        site: str,
+    ) -> None:
+        """Make a call that all ranks have posted."""
+        try:
+            with streams.after(pending.ready, involved):
+                compute([pending.parts[place] for place in range(len(pending.parts))])
+                if pending.recorded:
+                    self._record_results(pending.recorded, pending.terms["operation"] in SAME)
+            pending.event = streams.record(involved)
+        except Exception as error:
+            error.add_note(f"raised in {pending.title} at {site}")
+            pending.error = error
+        pending.parts.clear()
+        pending.done.complete()
 
     def send(
         self,

@@ -16,7 +16,7 @@ from ...maps.call_site import call_site
 from ..tensors import on_stream_of
 from .arguments import RULES, Arguments, Rules, rules_of
 from .dispatcher import through_dispatcher
-from .exchange import Exchange, GroupKey, RankWork
+from .exchange import Exchange, GroupKey, Posting, RankWork, Terms
 from .folds import Chooser
 from .memory import (
     Array,
@@ -142,21 +142,26 @@ class RankGroup(Reductions, NamedGroup):
 
         `record` are more fields for the record.
         """
+        made = Posting(part, outputs, compute, [*tensors, *uneven], record)
+        return self._post_as(made, self._terms(operation, outputs, tensors, uneven, terms))
+
+    def _terms(
+        self,
+        operation: str,
+        outputs: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        uneven: Sequence[Tensor],
+        terms: dict[str, Any],
+    ) -> Terms:
+        """What all ranks have to agree on."""
         device = device_of(operation, [*outputs, *tensors, *uneven])
         kinds = tuple(map(kind_of, tensors))
+        return {"operation": operation, "tensors": kinds, "device": device, **terms}
+
+    def _post_as(self, made: Posting, terms: Terms) -> RankWork:
+        """Post what has been made for a call."""
         number, self._calls = self._calls, self._calls + 1
-        work = self._exchange.post(
-            self._rank,
-            self._key,
-            self._place,
-            number,
-            {"operation": operation, "tensors": kinds, "device": device, **terms},
-            part,
-            outputs,
-            compute,
-            [*tensors, *uneven],
-            record,
-        )
+        work = self._exchange.post(self._rank, self._key, self._place, number, terms, made)
         work.group, work.limit = self, self.limit
         if self._coalesced is not None:
             self._coalesced.append(work)

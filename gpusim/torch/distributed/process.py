@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import inspect
+import itertools
 import multiprocessing
 import os
 import signal
@@ -25,11 +26,12 @@ from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
 from .dispatcher import dispatched, through_dispatcher
-from .exchange import GroupKey, Pending, RankWork
+from .exchange import GroupKey, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
+from .plans import CALL, CALLED, PLANS, Planned, answer_of, key_of
 from .private import ranks_as_threads
 from .ranks import Rank
 from .reductions import Reductions
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from .processes import ProcessLaunch
 
 __all__ = ["run"]
+
+EMPTY = memoryview(b"")
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
@@ -90,8 +94,19 @@ METHODS = {
 class Done:
     """Whether a work is complete, as far as the process knows."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.done = number, False
+    def __init__(self) -> None:
+        self.number, self.done = 0, False
+
+
+class Posted:
+    """A call that the parent makes, as its Pending."""
+
+    error: BaseException | None = None
+    event = None
+    title = ""
+
+    def __init__(self) -> None:
+        self.done = Done()
 
 
 class ProcessRank(Rank):
@@ -108,6 +123,7 @@ class ProcessRank(Rank):
         self.ended = self.busy = self.late = self.asking = False
         self.how: type[ReplicaEnded] = ReplicaEnded
         self.posted = 0
+        self.plans = 0  # how many there are; see `plans`
         self.streams = [ForwardedStream(n, getattr(sys, n), self) for n in ("stdout", "stderr")]
 
     def end(self, *signal: Any) -> None:
@@ -121,7 +137,10 @@ class ProcessRank(Rank):
             raise self.how
 
     def send(
-        self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
+        self,
+        message: Message | bytes,
+        file: int | None = None,
+        payload: Sequence[memoryview] = (),
     ) -> None:
         """Send a message whole."""
         main = threading.current_thread() is threading.main_thread()  # where signals are handled
@@ -147,20 +166,29 @@ class ProcessRank(Rank):
         **more: Any,
     ) -> Message:
         """Ask the parent, and do what has become possible: copy results of complete works."""
+        return self.ask_by({"do": kind, "site": site, "with": more}, file, payload)
+
+    def ask_by(
+        self,
+        message: Message | bytes,
+        file: int | None = None,
+        payload: Sequence[memoryview] = (),
+    ) -> Message:
+        """As `ask`, by the whole message."""
         if self.ended:
             raise self.how
         self.asking = True
         try:
-            return self._ask(kind, file, site, payload, more)
+            return self._ask(message, file, payload)
         finally:
             self.asking = False
 
     def _ask(
-        self, kind: str, file: int | None, site: str, payload: Sequence[memoryview], more: Any
+        self, message: Message | bytes, file: int | None, payload: Sequence[memoryview]
     ) -> Message:
         for stream in self.streams:
             stream.send_line()
-        self.send({"do": kind, "site": site, "with": more}, file, payload)
+        self.send(message, file, payload)
         while True:
             found = self.channel.receive()
             if found is None:
@@ -171,6 +199,11 @@ class ProcessRank(Rank):
             self._choose(answer)
         if self.ended:
             raise self.how
+        if found.brief:
+            complete, title = answer_of(found.brief)
+            for number, source in complete:
+                self._complete(number, None, source, EMPTY)
+            return {"title": title}
         results = memoryview(found.payload)
         for number, error, source in answer["done"]:
             results = self._complete(number, error, source, results)
@@ -206,32 +239,50 @@ class ProcessRank(Rank):
             for start, size in copies.received:
                 copies.part(start, size)[:] = results[:size]
                 results = results[size:]
-            for target, value in copies.pairs:
-                np.copyto(target, value)
-        copies.pairs.clear()
+            copies.finish()
+        copies.clear()
         self.memory.free(copies)
         pending.done.done = True
         self.unfinished.discard(work)
         return results
 
-    def forget(self, number: int) -> None:
-        """Drop a call that was not posted."""
-        if number in self.works:
-            work, copies = self.works.pop(number)
-            self.unfinished.discard(work)
-            copies.pairs.clear()
-            self.memory.free(copies)
+    def post(self, work: RankWork, copies: Copies) -> int:
+        """Note a call that is about to be posted; its number."""
+        self.posted = number = self.posted + 1
+        done: Any = work._pending.done
+        done.number = number
+        self.works[number] = work, copies
+        return number
 
-    def wait_for_results_in(self, arrays: Sequence[Array], operation: str) -> None:
+    def forget(self, work: RankWork) -> None:
+        """Drop a call that was not posted."""
+        done: Any = work._pending.done
+        self.unfinished.discard(work)
+        found = self.works.get(done.number)
+        if found is not None and found[0] is work:
+            del self.works[done.number]
+            found[1].clear()
+            self.memory.free(found[1])
+
+    def count_plan(self) -> None:
+        """Note a plan; those that are too many are forgotten, and their numbers begin again."""
+        self.plans += 1
+        if self.plans == PLANS:
+            self.plans = 0
+            for group in self.groups:
+                group._plans.clear()
+
+    def wait_for_results_in(self, spans: Sequence[tuple[int, int]], operation: str) -> None:
         """Wait for the works whose results go to memory that is to be read or written.
 
-        As in `RankGroup._begin`, a message does not wait for others.
+        `spans` are the addresses of this memory, with their ends. As in `RankGroup._begin`, a
+        message does not wait for others.
         """
         for work, copies in list(self.works.values()):
             if work.message and operation in ("send", "recv"):
                 continue
-            targets = [target for target, _ in copies.pairs]
-            if any(np.may_share_memory(one, other) for one in targets for other in arrays):
+            both = itertools.product(copies.spans, spans)
+            if any(one[0] < other[1] and other[0] < one[1] for one, other in both):
                 work.wait()
 
     def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
@@ -261,6 +312,8 @@ class ProcessGroup(RankGroup):
     ) -> None:
         super().__init__(rank, key, place, chooser, options)
         self._number = len(rank.groups)
+        #: By their keys; see `plans`. Of the rank's thread alone.
+        self._plans: dict[Any, Planned] = {}
         rank.groups.append(self)
 
     def setGroupDesc(self, description: str) -> None:
@@ -281,93 +334,191 @@ class ProcessGroup(RankGroup):
             isinstance(self._chooser, OneReduction) and self._chooser is self._rank.launch.chooser
         )
 
-    def _forward(self, method: str, given: dict[str, Any]) -> RankWork | None:
-        """Have the parent make the call, on copies of the tensors."""
+    def _forward(
+        self, method: str, given: dict[str, Any], args: Sequence[Any] | None
+    ) -> RankWork | None:
+        """Have the parent make the call, on copies of the tensors.
+
+        `args` are the arguments without names, where these are all.
+        """
         rank, operation = self._rank, METHODS[method]
         assert isinstance(rank, ProcessRank)
         self._check_open(operation)
-        tensors: list[Tensor] = []
-        written: list[bool] = []
-        read: list[bool] = []
-        arguments = {}
-        waits = False
-        for name, value in given.items():
-            arguments[name] = encode(value, tensors)
-            waits = waits or not getattr(value, "asyncOp", True)
-            more = len(tensors) - len(read)
-            both = name == "tensors"
-            read += [operation != "recv" if both else not name.startswith("output")] * more
-            written += [operation != "send" if both else name.startswith("output")] * more
-        own = [_bits(tensor, operation) for tensor in tensors]
-        rank.wait_for_results_in(own, operation)
-        order = sorted(range(len(own)), key=lambda place: not read[place])
-        starts, end, sent = [0] * len(own), 0, 0
-        for place in order:  # those that are read come first: they are sent in one piece
-            starts[place] = end
-            end += -(-_extent(own[place]) // ALIGNMENT) * ALIGNMENT
-            sent = end if read[place] else sent
-        copies, file = rank.memory.allocate(end) if tensors else (Copies(None, 0), None)
-        origin = copies.start if rank.channel.shares_memory else 0
-        kinds = []
-        for start, tensor, bits, is_read, is_written in zip(
-            starts, tensors, own, read, written, strict=True
-        ):
-            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), origin + start))
-            at = copies.start + start
-            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, at, bits.strides)
-            if is_read:
-                np.copyto(shared, bits)
-            if is_written:
-                copies.pairs.append((bits, shared))
-                copies.received.append((start, _extent(bits)))
-        payload, more_given = [], {}
-        if not rank.channel.shares_memory:
-            payload = [copies.part(0, sent)] if sent else []
-            more_given = {"size": end, "written": copies.received}
-        else:
-            copies.received.clear()
-        rank.posted = number = rank.posted + 1
-        site = rank.call_site()
         barrier = method == "barrier"
         limit = self.barrier_limit(given.get("opts")) if barrier else self.limit
-        pending: Any = Pending("", cast(Any, Done(number)))
-        work = RankWork(rank, pending, [], site)
+        site, choose = rank.call_site(), not self._is_chosen_by_parent()
+        work = RankWork(rank, cast(Any, Posted()), [], site)
         work.message = operation if operation in ("send", "recv") else ""
-        rank.works[number] = work, copies
-        try:
-            answer = rank.ask(
-                "call",
-                file,
-                site,
-                payload,
-                group=self._number,
-                method=method,
-                number=number,
-                arguments=arguments,
-                kinds=kinds,
-                choose=not self._is_chosen_by_parent(),
-                # The caller of a call that is not asynchronous waits for it at once.
-                wait=waits and self._coalesced is None,
-                limit=limit,
-                **more_given,
-            )
-        except BaseException:
-            rank.forget(number)
-            raise
-        finally:
-            if file is not None:
-                os.close(file)
-        if "title" not in answer:
-            rank.forget(number)
-            return None
-        pending.title = answer["title"]
-        work._outputs = [tensors[place] for place in answer["outputs"]]
         work.group, work.limit = self, limit
+        try:
+            key, tensors = None, []
+            if args is not None and rank.channel.shares_memory:
+                own = key_of(method, args, tensors)
+                key = own and (own, site, choose, limit, self._coalesced is None)
+            planned = self._plans.get(key) if key is not None else None
+            answer = None
+            if planned is not None:
+                answer = self._call_planned(planned, tensors, operation, work)
+            if answer is None:
+                call = {"method": method, "choose": choose, "limit": limit}
+                answer, tensors = self._call(call, given, operation, work, key)
+        except BaseException:
+            rank.forget(work)
+            raise
+        if "title" not in answer:
+            rank.forget(work)
+            return None
+        places = answer["outputs"] if planned is None else planned.outputs
+        work._pending.title = answer["title"]
+        work._outputs = [tensors[place] for place in places]
         if self._coalesced is not None:
             self._coalesced.append(work)
         if "failed" in answer:
             raise decode_error(answer["failed"])
         return work
+
+    def _call_planned(
+        self, planned: Planned, tensors: list[Tensor], operation: str, work: RankWork
+    ) -> Message | None:
+        """Make a planned call; None if a tensor has no memory, of which an error tells then."""
+        rank: Any = self._rank
+        starts = [tensor.data_ptr() for tensor in tensors]
+        if not all(starts):
+            return None
+        if rank.works:
+            both = (*planned.read, *planned.written)
+            rank.wait_for_results_in(
+                [(starts[place], starts[place] + size) for place, _, size in both], operation
+            )
+        copies, file = rank.memory.allocate(planned.size) if tensors else (Copies(None, 0), None)
+        base = copies.address
+        for place, at, size in planned.read:
+            ctypes.memmove(base + at, starts[place], size)
+        for place, at, size in planned.written:
+            start = starts[place]
+            copies.moves.append((start, base + at, size))
+            copies.spans.append((start, start + size))
+        copies.owners = tensors
+        number = rank.post(work, copies)
+        message = CALL.pack(CALLED, planned.number, number, copies.start)
+        try:
+            answer: Message = rank.ask_by(message, file)
+        finally:
+            if file is not None:
+                os.close(file)
+        return answer
+
+    def _call(
+        self,
+        call: dict[str, Any],
+        given: dict[str, Any],
+        operation: str,
+        work: RankWork,
+        key: Any,
+    ) -> tuple[Message, list[Tensor]]:
+        """Make a call by a message that says all; its tensors. It becomes a plan under the key."""
+        rank: Any = self._rank
+        parts, arguments, waits = Parts(), {}, False
+        for name, value in given.items():
+            arguments[name] = encode(value, parts.tensors)
+            waits = waits or not getattr(value, "asyncOp", True)
+            both = name == "tensors"
+            parts.mark(
+                operation != "recv" if both else not name.startswith("output"),
+                operation != "send" if both else name.startswith("output"),
+            )
+        parts.lay_out(operation)
+        rank.wait_for_results_in(parts.spans, operation)
+        shared = rank.channel.shares_memory
+        copies, file = (
+            rank.memory.allocate(parts.size) if parts.tensors else (Copies(None, 0), None)
+        )
+        kinds = parts.copy_to(copies, copies.start if shared else 0)
+        payload, more_given = [], {}
+        if not shared:
+            payload = [copies.part(0, parts.sent)] if parts.sent else []
+            more_given = {"size": parts.size, "written": copies.received}
+        else:
+            copies.received.clear()
+        if key is not None:
+            more_given = {"plan": rank.plans, "start": copies.start}
+        number = rank.post(work, copies)
+        # The caller of a call that is not asynchronous waits for it at once.
+        call |= {"group": self._number, "number": number, "arguments": arguments, "kinds": kinds}
+        call |= {"wait": waits and self._coalesced is None, **more_given}
+        try:
+            answer: Message = rank.ask("call", file, work._site, payload, **call)
+        finally:
+            if file is not None:
+                os.close(file)
+        if key is not None and "title" in answer:
+            self._plans[key] = parts.plan(rank.plans, answer["outputs"])
+            rank.count_plan()
+        return answer, parts.tensors
+
+
+class Parts:
+    """The tensors of a call, and where the copies of them are in its memory.
+
+    **Attributes**: `size` is that of the memory, `sent` that of its first part, which has all that
+    is read, and `spans` are the addresses of the tensors with their ends.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.read: list[bool] = []
+        self.written: list[bool] = []
+        self.own: list[Array] = []
+        self.starts: list[int] = []
+        self.spans: list[tuple[int, int]] = []
+        self.size = self.sent = 0
+
+    def mark(self, read: bool, written: bool) -> None:
+        """Note of the tensors that have come last whether the call reads and writes them."""
+        more = len(self.tensors) - len(self.read)
+        self.read += [read] * more
+        self.written += [written] * more
+
+    def lay_out(self, operation: str) -> None:
+        """Give each a start. **Raises**: TypeError for tensors that have no bits on the host."""
+        self.own = own = [_bits(tensor, operation) for tensor in self.tensors]
+        self.spans = [_span(bits) for bits in own]
+        self.starts = [0] * len(own)
+        for place in sorted(range(len(own)), key=lambda place: not self.read[place]):
+            self.starts[place] = self.size  # those that are read come first: one piece to send
+            start, end = self.spans[place]
+            self.size += -(-(end - start) // ALIGNMENT) * ALIGNMENT
+            self.sent = self.size if self.read[place] else self.sent
+
+    def copy_to(self, copies: Copies, origin: int) -> list[Any]:
+        """Copy what is read, and note where results go; the tensors there, for the message."""
+        kinds = []
+        for place, (start, tensor, bits) in enumerate(
+            zip(self.starts, self.tensors, self.own, strict=True)
+        ):
+            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), origin + start))
+            at = copies.start + start
+            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, at, bits.strides)
+            if self.read[place]:
+                np.copyto(shared, bits)
+            if self.written[place]:
+                first, end = self.spans[place]
+                copies.pairs.append((bits, shared))
+                copies.spans.append((first, end))
+                copies.received.append((start, end - first))
+        return kinds
+
+    def plan(self, number: int, outputs: Sequence[int]) -> Planned:
+        """The plan of calls that have such tensors."""
+        moves = [
+            (place, start, end - first)
+            for place, (start, (first, end)) in enumerate(zip(self.starts, self.spans, strict=True))
+        ]
+        read, written = (
+            [moves[n] for n, is_so in enumerate(which) if is_so]
+            for which in (self.read, self.written)
+        )
+        return Planned(number, self.size, read, written, outputs)
 
 
 def _forwarding(method: str) -> Any:
@@ -382,9 +533,9 @@ def _forwarding(method: str) -> Any:
         if named or len(args) > len(names):
             given = dict(signature.bind(self, *args, **named).arguments)
             del given["self"]
-        else:  # as C++ calls it, and most of torch; ten times as fast
-            given = dict(zip(names, args, strict=False))
-        return self._forward(method, given)
+            return self._forward(method, given, None)
+        # as C++ calls it, and most of torch; ten times as fast
+        return self._forward(method, dict(zip(names, args, strict=False)), args)
 
     return forward
 
@@ -411,12 +562,13 @@ def _bits(tensor: Tensor, what: str) -> Array:
     return bits_of(tensor, what)
 
 
-def _extent(bits: Array) -> int:
-    """The bytes from an array's first element to its last."""
+def _span(bits: Array) -> tuple[int, int]:
+    """The addresses from an array's first element to behind its last one."""
     if not bits.size:
-        return 0
+        return 0, 0
     steps = zip(bits.shape, bits.strides, strict=True)
-    return bits.itemsize + sum((size - 1) * stride for size, stride in steps)
+    start: int = bits.__array_interface__["data"][0]
+    return start, start + bits.itemsize + sum((size - 1) * stride for size, stride in steps)
 
 
 class ProcessExchange:

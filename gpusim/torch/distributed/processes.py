@@ -10,6 +10,7 @@ launch: the kernel kills them when it ends, also if this process is killed.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import math
@@ -27,21 +28,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from ...errors import GpusimError, InstanceError, ReplicaError
-from ...maps.completion import Completion
+from ...maps.clock import come_inside, go_outside
 from ...maps.ending import ReplicaInterrupted
 from ...maps.scheduler import ReplicaThread
 from ...reduction import Reduction
 from . import process, store
-from .exchange import GroupKey, RankWork
+from .exchange import GroupKey, Posting, RankWork, Terms
 from .folds import FoldCall
 from .group import RankGroup
+from .plans import CALL, CALLED, PLANS, Plan, answered, is_within
 from .progress import Stillness, seconds_of_work
 from .ranks import Launch, Rank
+from .reductions import Reducing
 from .wire import (
     Channel,
     Message,
@@ -92,21 +95,7 @@ class ProxyRank(Rank):
     def stay_inside(self) -> None:
         """Have no exception posted to the thread, which asks itself whether it is to end."""
         with self.launch.scheduler.lock:
-            self.thread().inside = True
-
-    def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
-        done = super().wait_for(completion, what, limit)
-        self.stay_inside()
-        return done
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        self.stay_inside()
-
-    def give_way(self) -> bool:
-        others = super().give_way()
-        self.stay_inside()
-        return others
+            self.thread().inside = self.thread().serves = True
 
     def failure(self) -> GpusimError:
         """What is said of a process that has ended by itself."""
@@ -179,6 +168,20 @@ class ProxyGroup(RankGroup):
     keeps_values = False  # the process has copied them
     number = 0
     chooses_here = True
+    #: Posts the last call once more, as long as its tensors are where they were; None before.
+    again: Callable[[], RankWork] | None = None
+    #: The arrays that the last call reads and writes.
+    part: Any = None
+
+    def _post_as(self, made: Posting, terms: Terms) -> RankWork:
+        if self.again is None:
+            self.again, self.part = functools.partial(super()._post_as, made, terms), made.part
+        return super()._post_as(made, terms)
+
+    def _reduce_as(self, made: Reducing) -> RankWork:
+        if self.again is None:
+            self.again, self.part = functools.partial(super()._reduce_as, made), made.part
+        return super()._reduce_as(made)
 
     def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
         if self.chooses_here:
@@ -356,6 +359,8 @@ class Proxy:
         self.groups: list[ProxyGroup] = []
         self.works: dict[int, RankWork] = {}
         self.memory: mmap.mmap | bytearray | None = None
+        #: By the numbers that the process has for them.
+        self.plans: dict[int, Plan] = {}
         #: The memory of results that are to be sent, by their work.
         self.results: dict[int, list[memoryview]] = {}
 
@@ -367,9 +372,13 @@ class Proxy:
         result, returned = None, False
         self._send({"begin": True})
         while (found := self._receive(check)) is not None:
-            message, file, payload = found
-            kind = message["do"]
+            message, file, payload, brief = found
             try:
+                if brief:
+                    check()
+                    self._answer_planned(brief, file)
+                    continue
+                kind = message["do"]
                 if kind == "write":
                     rank.show(message)
                 check()
@@ -393,13 +402,20 @@ class Proxy:
 
     def _receive(self, check: Callable[[], object]) -> Received | None:
         """The next message. Until it comes the rank may lose its turn."""
-        with self.rank.outside("its program"):
-            return self.rank.channel.receive(check)
+        rank, thread = self.rank, self.rank.thread()
+        rank.waits_for = "its program"
+        go_outside(thread)
+        try:
+            return rank.channel.receive(check)
+        finally:
+            rank.waits_for = ""
+            come_inside(thread)
 
     def close(self) -> None:
         """Let go of the shared memory."""
         self.works.clear()
         self.results.clear()
+        self.plans.clear()
         self.memory = None
 
     def _answer(self, kind: str, message: Message, file: int | None, payload: bytearray) -> None:
@@ -408,8 +424,7 @@ class Proxy:
             raise GpusimError(f"the process of rank {self.rank.index} asks for {kind!r:.60}")
         try:
             if file is not None:
-                self.memory = mmap.mmap(file, 0)
-                self.launch.segments.add(self.memory)
+                self._map(file)
             elif not self.rank.channel.shares_memory:
                 self.memory = payload
             answer = getattr(self, f"_{kind}")(**message["with"]) or {}
@@ -417,20 +432,106 @@ class Proxy:
             raise  # the process has ended
         except Exception as error:
             answer = {"raise": encode_error(error)}
-        done: list[Any] = []
-        results: list[memoryview] = []
-        for number, work in list(self.works.items()):
-            if work._pending.done.done:
-                failure = work._pending.error
-                said = None if failure is None else encode_error(failure)
-                done.append([number, said, work._source])
-                self.rank.unfinished.discard(work)
-                del self.works[number]
-                parts = self.results.pop(number, [])
-                results += parts if failure is None else []
+        done = [
+            [number, None if error is None else encode_error(error), source]
+            for number, error, source in self._complete_works()
+        ]
+        results = [part for number, error, _ in done for part in self._results(number, error)]
         self._send({**answer, "done": done}, results)
 
-    def _send(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+    def _results(self, number: int, error: object) -> list[memoryview]:
+        parts = self.results.pop(number, [])
+        return parts if error is None else []
+
+    def _map(self, file: int) -> None:
+        """Map a new segment of the process's memory."""
+        self.memory = mmap.mmap(file, 0)
+        self.launch.segments.add(self.memory)
+        for plan in self.plans.values():
+            plan.calls.clear()
+
+    def _complete_works(self) -> list[tuple[int, BaseException | None, int]]:
+        """The works that have become complete: their numbers, errors, and senders of messages."""
+        complete = []
+        for number, work in list(self.works.items()):
+            pending = work._pending
+            if pending.done.done:
+                complete.append((number, pending.error, work._source))
+                self.rank.unfinished.discard(work)
+                del self.works[number]
+        return complete
+
+    def _answer_planned(self, brief: bytes, file: int | None) -> None:
+        """Answer a planned call: briefly, unless there is an error to tell of."""
+        if file is not None:
+            self._map(file)
+        answer: Message = {}
+        try:
+            plan, number, start = self._plan_of(brief)
+            self.rank.site = plan.site
+            work = self._post_planned(plan, start)
+            self.works[number] = work
+            if plan.wait:
+                answer = self._waited(number, plan.limit)
+            answer["title"] = "" if work._pending.done.done else work._pending.title
+        except (ReplicaError, InstanceError):
+            raise  # the process has ended
+        except Exception as error:
+            answer = {"raise": encode_error(error)}
+        complete = self._complete_works()
+        if (
+            len(answer) == 1
+            and "title" in answer
+            and all(error is None for _, error, _ in complete)
+        ):
+            said = [(number, source) for number, _, source in complete]
+            self._send(answered(said, answer["title"]))
+            return
+        done = [
+            [number, None if error is None else encode_error(error), source]
+            for number, error, source in complete
+        ]
+        self._send({**answer, "done": done})
+
+    def _plan_of(self, brief: bytes) -> tuple[Plan, int, int]:
+        """The plan, number and start of a planned call."""
+        if len(brief) == CALL.size:
+            kind, which, number, start = CALL.unpack(brief)
+            plan = self.plans.get(which)
+            if kind == CALLED and plan is not None:
+                return plan, number, start
+        raise GpusimError(
+            f"the process of rank {self.rank.index} makes a planned call {brief!r:.60}, whose plan "
+            f"is unknown; {len(self.plans)} are known"
+        )
+
+    def _post_planned(self, plan: Plan, start: int) -> RankWork:
+        """Post a call by its plan.
+
+        What the group has posted for the last call in the same memory is posted again, if it reads
+        and writes nothing else.
+        """
+        group: ProxyGroup = plan.group
+        group.chooses_here = plan.chooses_here
+        call = plan.calls.get(start)
+        if call is not None:
+            return cast(RankWork, call())
+        memory = self.memory
+        if plan.kinds and not isinstance(memory, mmap.mmap):
+            raise GpusimError(f"the process of rank {self.rank.index} has sent no memory")
+        tensors = [view(memory, (*kind, start + at)) for *kind, at in plan.kinds]
+        given = {name: decode(each, tensors) for name, each in plan.arguments.items()}
+        group.again = group.part = None
+        method = getattr(group, plan.method)
+        work: RankWork = method(**given)
+        again, part, group.again, group.part = group.again, group.part, None, None
+        if isinstance(memory, mmap.mmap):
+            if again is None or not is_within(part, memory):
+                again = functools.partial(method, **given)
+            plan.keep(start, again)
+        return work
+
+    def _send(self, message: Message | bytes, payload: Sequence[memoryview] = ()) -> None:
         try:
             self.rank.channel.send(message, None, payload)
         except OSError:
@@ -461,6 +562,8 @@ class Proxy:
         limit: float | None,
         size: int = 0,
         written: Sequence[tuple[int, int]] = (),
+        plan: int | None = None,
+        start: int = 0,
     ) -> Message:
         if method not in process.METHODS:
             raise GpusimError(f"a group has no method {method!r:.60}")
@@ -471,10 +574,16 @@ class Proxy:
             assert self.memory is not None
             tensors.append(view(self.memory, kind))
         given = {name: decode(each, tensors) for name, each in arguments.items()}
-        self.groups[group].chooses_here = not choose
-        work = getattr(self.groups[group], method)(**given)
+        own = self.groups[group]
+        own.chooses_here = not choose
+        work = getattr(own, method)(**given)
         if work is None:
             return {}
+        if plan is not None:
+            if not 0 <= plan < PLANS:
+                raise GpusimError(f"expected the number of a plan below {PLANS}, got {plan!r:.60}")
+            how = (not choose, wait, limit)
+            self.plans[plan] = Plan(own, self.rank.site, method, arguments, kinds, start, *how)
         self.works[number] = work
         if written:
             assert self.memory is not None
@@ -485,14 +594,17 @@ class Proxy:
             "title": work._pending.title,
             "outputs": [places[id(each)] for each in work._outputs],
         }
-        if wait:
-            try:
-                self._wait(number, limit, own=False)
-            except (ReplicaError, InstanceError):
-                raise
-            except Exception as error:  # of the wait: the call has been posted
-                answer["failed"] = encode_error(error)
-        return answer
+        return answer | self._waited(number, limit) if wait else answer
+
+    def _waited(self, number: int, limit: float | None) -> Message:
+        """Wait for a call that has been posted; what to say of an error of the wait."""
+        try:
+            self._wait(number, limit, own=False)
+        except (ReplicaError, InstanceError):
+            raise
+        except Exception as error:
+            return {"failed": encode_error(error)}
+        return {}
 
     def _wait(self, work: int, limit: float | None, own: bool) -> None:
         found = self.works[work]

@@ -6,6 +6,7 @@ and those of a thread that waits for another do not.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None
     """
     total, known = 0.0, False
     for each in _family(process):
-        for task in Path(f"/proc/{each}/task").glob("*"):
+        for task in _threads(each):
             if int(task.name) in without:
                 continue
             with suppress(OSError, ValueError, IndexError):
@@ -61,9 +62,17 @@ class Stillness:
 def _family(process: int) -> Iterator[int]:
     """A process, and those that it and its own have started."""
     yield process
-    for task in Path(f"/proc/{process}/task").glob("*"):
+    for task in _threads(process):
         children: list[str] = []
         with suppress(OSError):
             children = (task / "children").read_text().split()
         for child in children:
             yield from _family(int(child))
+
+
+def _threads(process: int) -> list[Path]:
+    """The threads of a process, as the system shows them; none of a process that has ended."""
+    folder = Path(f"/proc/{process}/task")
+    with suppress(OSError):  # it may end at any time
+        return [folder / name for name in os.listdir(folder)]
+    return []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch import distributed as dist
 
 from ...reduction import Reduction
 from .arguments import Arguments, Layout
-from .exchange import GroupKey, RankWork
+from .exchange import GroupKey, Posting, RankWork, Terms
 from .folds import RECIPROCAL, Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
 from .memory import Array, array_of, dtype_name, move
 from .operands import (
@@ -23,7 +24,7 @@ from .operands import (
 from .private import without_dynamo
 from .sparse import add_rows, all_reduce_sparse
 
-__all__ = ["Reductions", "listed"]
+__all__ = ["Reducing", "Reductions", "listed"]
 
 Tensors = Tensor | list[Tensor]
 
@@ -64,6 +65,17 @@ class Reductions:
             **terms: Any,
         ) -> RankWork: ...
 
+        def _terms(
+            self,
+            operation: str,
+            outputs: Sequence[Tensor],
+            tensors: Sequence[Tensor],
+            uneven: Sequence[Tensor],
+            terms: dict[str, Any],
+        ) -> Terms: ...
+
+        def _post_as(self, made: Posting, terms: Terms) -> RankWork: ...
+
     def _reduce(
         self,
         operation: str,
@@ -80,37 +92,32 @@ class Reductions:
         `compute` gets also the operator, Reduction and number. Tensors that are reduced in the
         order of their memory (`in_memory`) have the same strides on all ranks.
         """
-        reduction, number = None, 0
-        if tensors:
-            size = sum([tensor.nbytes for tensor in tensors])
-            told = FoldCall(operation, self._key.ranks, dtype_name(tensors[0].dtype), size)
-            reduction, number = self._settle(told, len(tensors))
-        if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
+        strides = [each.stride() for each in tensors if not each.is_contiguous()]
+        if strides and in_memory:
+            terms["strides"] = strides
+        size = sum([tensor.nbytes for tensor in tensors])
+        told = FoldCall(operation, self._key.ranks, dtype_name(tensors[0].dtype), size)
+        own = self._terms(operation, outputs, tensors, (), {"op": name, **terms})
+        return self._reduce_as(Reducing(told, name, own, part, outputs, compute, tensors))
+
+    def _reduce_as(self, made: Reducing) -> RankWork:
+        """Post what has been made for a call that reduces: by the Reduction that is chosen now."""
+        told, name, own, part, outputs, compute, tensors = made
+        reduction, number = self._settle(told, len(tensors))
+        if name == "PREMUL_SUM" and reduction.order == "gloo-ring":
             raise ValueError(
-                f"{operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
+                f"{told.operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
                 "another reduction, or sum and divide, as FSDP2 does after "
                 "set_force_sum_reduction_for_comms(True)"
             )
         self._folds += len(tensors)
-        counted: dict[str, Any] = {"number of reductions before": number}
-        strides = [each.stride() for each in tensors if not each.is_contiguous()]
-        if strides and in_memory:
-            terms["strides"] = strides
         operator = "SUM" if name == "PREMUL_SUM" else name
-        if name == "AVG" and tensors[0].is_complex() and reduction is not None:
+        if name == "AVG" and tensors[0].is_complex():
             # torch divides gloo's sum by a complex number, which multiplies by its reciprocal.
             operator = RECIPROCAL if reduction.order == "gloo-ring" else name
-        return self._post(
-            operation,
-            part,
-            outputs,
-            lambda parts: compute(parts, operator, reduction, number),
-            tensors,
-            op=name,
-            **terms,
-            reduction=reduction,
-            **counted,
-        )
+        terms = {**own, "reduction": reduction, "number of reductions before": number}
+        total = functools.partial(_computed, compute, operator, reduction, number)
+        return self._post_as(Posting(part, outputs, total, tensors), terms)
 
     def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
         """The Reduction of a call, and the number of its first tensor."""
@@ -285,6 +292,28 @@ class Reductions:
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+class Reducing(NamedTuple):
+    """A call that reduces, without the Reduction: the same in each call of the same memory."""
+
+    told: FoldCall
+    name: str
+    terms: Terms
+    part: Any
+    outputs: list[Tensor]
+    compute: Callable[[list[Any], str, Any, int], None]
+    tensors: Sequence[Tensor]
+
+
+def _computed(
+    compute: Callable[[list[Any], str, Any, int], None],
+    operator: str,
+    reduction: Reduction,
+    number: int,
+    parts: list[Any],
+) -> None:
+    compute(parts, operator, reduction, number)
 
 
 _OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)

@@ -85,8 +85,12 @@ class Waits:
         """
         self.check_thread("wait")
         self.waits_for, self.asked = what, None
-        with self._not_outside():
-            done = completion.wait(self.thread(), limit)
+        thread = self.thread()
+        if thread.outside or thread.away:
+            with self._not_outside():
+                done = completion.wait(thread, limit)
+        else:
+            done = completion.wait(thread, limit)
         self.waits_for = ""
         self._take_globals()
         return done

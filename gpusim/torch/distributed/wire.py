@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import base64
+import ctypes
 import dataclasses
 import json
 import mmap
@@ -45,6 +46,7 @@ __all__ = [
     "Received",
     "RemoteTraceback",
     "SharedMemory",
+    "address_of",
     "decode",
     "decode_error",
     "dump",
@@ -82,11 +84,15 @@ to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Received(NamedTuple):
-    """A message, and what came with it."""
+    """A message, and what came with it; or a `brief` one, of bytes, and an empty message.
+
+    JSON begins with a brace, and no brief message does.
+    """
 
     message: Message
     file: int | None
     payload: bytearray
+    brief: bytes = b""
 
 
 class Channel:
@@ -109,10 +115,13 @@ class Channel:
         return self._socket.fileno()
 
     def send(
-        self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
+        self,
+        message: Message | bytes,
+        file: int | None = None,
+        payload: Sequence[memoryview] = (),
     ) -> None:
         """Send a message. **Raises**: OSError if the other end is gone."""
-        content = to_json(message).encode()
+        content = message if isinstance(message, bytes) else to_json(message).encode()
         size = sum(part.nbytes for part in payload)
         whole = HEADER.pack(len(content), file is not None, size) + content
         with self._lock:
@@ -133,11 +142,15 @@ class Channel:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, POLL)
             self._is_timed = True
         try:
-            self._fill(HEADER.size, check)
+            if not self._buffer:
+                self._buffer += self._some(check)
+            if len(self._buffer) < HEADER.size:
+                self._fill(HEADER.size, check)
             length, has_file, size = HEADER.unpack_from(self._buffer)
             begin, end = HEADER.size, HEADER.size + length
-            self._fill(end, check)
-            message = json.loads(self._buffer[begin:end])
+            if len(self._buffer) < end:
+                self._fill(end, check)
+            content = bytes(self._buffer[begin:end])
             payload = self._buffer[end : end + size]
             del self._buffer[: end + size]
             if len(payload) < size:
@@ -146,11 +159,19 @@ class Channel:
             while self._files:
                 os.close(self._files.pop())
             return None
-        return Received(message, self._files.pop(0) if has_file else None, payload)
+        came = self._files.pop(0) if has_file else None
+        if content[:1] != b"{":
+            return Received({}, came, payload, content)
+        return Received(json.loads(content.decode()), came, payload)
 
     def _fill(self, size: int, check: Callable[[], object] | None) -> None:
         """Receive until the buffer has so many bytes."""
         while len(self._buffer) < size:
+            self._buffer += self._some(check)
+
+    def _some(self, check: Callable[[], object] | None) -> bytes:
+        """Some bytes, as soon as there are any. **Raises**: EOFError if the other end is gone."""
+        while True:
             try:
                 part, more, _, _ = self._socket.recvmsg(CHUNK, FILE_SPACE)
             except BlockingIOError:
@@ -161,7 +182,7 @@ class Channel:
                 self._files += array.array("i", files)
             if not part:
                 raise EOFError
-            self._buffer += part
+            return part
 
     def is_over(self) -> bool:
         """Whether the other end is gone. (Where there is something to receive.)"""
@@ -297,14 +318,32 @@ CLASSES: dict[str, Any] = {
 class Copies:
     """A block of shared memory, and the results that are to be copied out of it.
 
-    **Attributes**: `received` has the parts of the block that come with the results, as start and
-    length, where the memory is not shared.
+    **Attributes**: results are `pairs` of arrays, and `moves`: addresses to copy to, those to copy
+    from, and numbers of bytes. `spans` are the addresses of memory that results go to, with their
+    ends, and `owners` keep it. `received` has the parts of the block that come with the results,
+    as start and length, where the memory is not shared. `address` is that of the block.
     """
 
-    def __init__(self, memory: mmap.mmap | None, start: int) -> None:
-        self.memory, self.start = memory, start
+    def __init__(self, memory: mmap.mmap | None, start: int, address: int = 0) -> None:
+        self.memory, self.start, self.address = memory, start, address
         self.pairs: list[tuple[Array, Array]] = []
+        self.moves: list[tuple[int, int, int]] = []
+        self.spans: list[tuple[int, int]] = []
+        self.owners: Sequence[Tensor] = ()
         self.received: list[tuple[int, int]] = []
+
+    def finish(self) -> None:
+        """Copy the results to where they go."""
+        for target, source, size in self.moves:
+            ctypes.memmove(target, source, size)
+        for to, value in self.pairs:
+            np.copyto(to, value)
+
+    def clear(self) -> None:
+        """Forget where results go."""
+        self.pairs.clear()
+        self.moves.clear()
+        self.owners = ()
 
     def part(self, start: int, size: int) -> memoryview:
         """Bytes of the block."""
@@ -322,6 +361,7 @@ class SharedMemory:
     def __init__(self, shared: bool = True) -> None:
         self._shared = shared
         self.memory: mmap.mmap | None = None
+        self._address = 0
         self._live: dict[int, int] = {}  # ends of the blocks in use, by their starts
         self._touched = 0
 
@@ -340,10 +380,11 @@ class SharedMemory:
                 file = os.memfd_create("gpusim", os.MFD_CLOEXEC)
                 os.ftruncate(file, length)
             self.memory = mmap.mmap(-1 if file is None else file, length)
+            self._address = address_of(self.memory)
             self._live, self._touched, start = {}, 0, 0
         self._live[start] = start + size
         self._touched = max(self._touched, start + size)
-        return Copies(self.memory, start), file
+        return Copies(self.memory, start, self._address + start), file
 
     def free(self, copies: Copies) -> None:
         """Give a block back. Much memory that no block uses returns to the system."""
@@ -353,6 +394,11 @@ class SharedMemory:
         if not self._live and self._touched > KEPT:
             self.memory.madvise(mmap.MADV_REMOVE)
             self._touched = 0
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where mapped memory is. It stays there as long as the mmap does."""
+    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
 def view(memory: mmap.mmap | bytearray, kind: Any) -> Tensor:

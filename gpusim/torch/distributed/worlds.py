@@ -155,14 +155,18 @@ class MemberProxy(Proxy):
         rank, thread, over = self.rank, self.rank.thread(), False
         self._send({"begin": True})
         while (received := rank.channel.receive()) is not None:
-            message, file, payload = received
-            if message["do"] == "left":
+            message, file, payload, brief = received
+            kind = "call" if brief else message["do"]
+            if kind == "left":
                 self._note(message["error"])
                 break
             try:
-                if message["do"] not in MAKING:
+                if kind not in MAKING:
                     thread.check_ended()
-                self._answer(message["do"], message, file, payload)
+                if brief:
+                    self._answer_planned(brief, file)
+                else:
+                    self._answer(kind, message, file, payload)
             except ReplicaEnded:
                 if not over:
                     over = True
