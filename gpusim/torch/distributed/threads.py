@@ -111,7 +111,7 @@ def _run(rank: Rank, function: Callable[..., Any], /, *args: Any, **named: Any) 
         return function(*args, **named)
     before, _here.starter = _here.starter, rank
     try:
-        with rank.launch.around(rank.index), groups_of(rank.record or {}):
+        with rank.launch.of_thread(rank), groups_of(rank.record or {}):
             return function(*args, **named)
     finally:
         _here.starter = before
