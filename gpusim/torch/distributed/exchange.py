@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "GroupKey", "RankWork"]
 
-POLLS = 1000
-"""How often a rank may ask in turn whether a call is complete while no other rank can run."""
-
 SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
 """Operations that give all ranks of a group the same bits."""
 
@@ -141,7 +138,6 @@ class RankWork(dist.Work):
     message = ""
     finish: Callable[[], None] | None = None
     _source = -1
-    _polls = 0
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
     _method, _chunks, _is_nccl = "", 1, False
@@ -228,10 +224,9 @@ class RankWork(dist.Work):
         """Whether the call is complete. Others run first, so that asking again and again ends."""
         pending = self._pending
         if not pending.done.done:
-            others = self._rank.give_way()
-            self._polls = 0 if others else self._polls + 1
-            if self._polls > POLLS and not pending.done.done:
-                self._rank.fail_waiting(f"{pending.title} at {self._site}")
+            what = f"{pending.title} at {self._site}"
+            if not self._rank.give_way(asks=what) and not pending.done.done:
+                self._rank.fail_waiting(what)
         if pending.done.done:
             self._rank.unfinished.discard(self)
             if pending.error is None:

@@ -242,9 +242,9 @@ class ProcessRank(Rank):
     def is_inside(self) -> bool:
         return self.asking or self.ended
 
-    def give_way(self) -> bool:
+    def give_way(self, asks: str = "") -> bool:
         self.check_thread("is_completed")
-        return bool(self.ask("give_way")["others"])
+        return bool(self.ask("give_way", asks=asks)["goes_on"])
 
     def fail_waiting(self, what: str) -> None:
         self.ask("fail", what=what)

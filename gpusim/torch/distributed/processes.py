@@ -103,10 +103,10 @@ class ProxyRank(Rank):
         super().sleep(seconds)
         self.stay_inside()
 
-    def give_way(self) -> bool:
-        others = super().give_way()
+    def give_way(self, asks: str = "") -> bool:
+        goes_on = super().give_way(asks)
         self.stay_inside()
-        return others
+        return goes_on
 
     def failure(self) -> GpusimError:
         """What is said of a process that has ended by itself."""
@@ -506,8 +506,8 @@ class Proxy:
     def _written(self) -> None:
         """Nothing: what the process wrote before has been written."""
 
-    def _give_way(self) -> Message:
-        return {"others": self.rank.give_way()}
+    def _give_way(self, asks: str) -> Message:
+        return {"goes_on": self.rank.give_way(asks)}
 
     def _fail(self, what: str) -> None:
         self.rank.fail_waiting(what)

@@ -398,7 +398,8 @@ class Launch:
         """Who waits for what, and who has returned. (With the scheduler's lock held.)"""
         doing: dict[str, list[int]] = {}
         for rank, thread in zip(self.ranks, self.call.replicas, strict=True):
-            what = f"in {rank.waits_for}" if rank.waits_for else "elsewhere"
+            asks = rank.asks_for if self.scheduler.clock.rounds else ""
+            what = f"in {rank.waits_for or asks}" if rank.waits_for or asks else "elsewhere"
             doing.setdefault("" if thread.finished else what, []).append(rank.index)
         returned = doing.pop("", [])
         parts = [
