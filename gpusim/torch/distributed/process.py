@@ -27,6 +27,7 @@ from .accelerator import cpu_as_accelerator
 from .dispatcher import dispatched, through_dispatcher
 from .exchange import GroupKey, Pending, RankWork
 from .folds import FoldCall, OneReduction, settle
+from .forks import of_one_process
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
@@ -149,6 +150,8 @@ class ProcessRank(Rank):
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
             raise self.how
+        if self.home not in (0, os.getpid()):  # whose end of the channel is closed
+            raise self.thread_error("a call of torch.distributed")
         self.asking = True
         try:
             return self._ask(kind, file, site, payload, more)
@@ -506,7 +509,7 @@ def run(
     rank.join(launch, launch.ranks[index], channel)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent ends its processes
-    signal.signal(signal.SIGTERM, rank.end)
+    signal.signal(signal.SIGTERM, of_one_process(rank.end))
     os.register_at_fork(after_in_child=channel.close)
     try:
         if channel.receive() is None:

@@ -31,6 +31,7 @@ from .dispatcher import dispatched
 from .draws import OwnDraws
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
+from .forks import ends_forks
 from .globals import Globals
 from .group import RankGroup
 from .outside import waits_outside
@@ -102,6 +103,8 @@ class Rank(Waits):
     def thread_error(self, what: str) -> GpusimError:
         """The error for a call in the calling thread, which is not the rank's own."""
         which = "a thread that the rank started" if rank_of_thread() is self else "another thread"
+        if self.home not in (0, os.getpid()):
+            which = "a process that the rank has forked"
         verb = "calls collectives" if what == "async_save" else "was called"
         cure = "; use torch.distributed.checkpoint.save" if what == "async_save" else ""
         return GpusimError(
@@ -300,7 +303,8 @@ class Launch:
                     count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
                     seeds = seeds_of(self.seed, rank.index)
                     stack.enter_context(CpuAsCuda(count, seeds.of_gpu))
-                return self.run(rank)
+                with ends_forks():
+                    return self.run(rank)
         except SystemExit as ended:
             if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
                 return None
