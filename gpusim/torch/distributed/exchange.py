@@ -72,6 +72,13 @@ NCCL_TYPES = {
 }
 """The same of an NCCL work, where it differs."""
 
+GATHERED_AT_ONCE = (
+    "allgather_coalesced",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+)
+"""Methods that gather several tensors; gloo's result is a list of lists, one for each rank."""
+
 UNKNOWN_TYPE = 100
 
 FITTING = ("dtype", "device")
@@ -141,6 +148,7 @@ class RankWork(dist.Work):
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
     _method, _chunks, _is_nccl = "", 1, False
+    _is_nested = False
     #: The group, its limit of a call in seconds, and whether monitored_barrier names all ranks.
     group: Any = None
     limit: float | None = None
@@ -199,18 +207,30 @@ class RankWork(dist.Work):
         self._method, self._is_nccl = method, backend == "nccl"
         whole = self._is_nccl or method not in ("all_gather_single", "_allgather_base")
         self._chunks = 1 if whole else group_size
+        if not self._is_nccl and method in GATHERED_AT_ONCE:
+            self._chunks, self._is_nested = group_size, True
 
     def _values(self) -> list[Tensor]:
-        if self._chunks == 1:
+        if self._chunks == 1 or self._is_nested:
             return self._outputs
         return [part for each in self._outputs for part in each.chunk(self._chunks)]
+
+    def _values_of_future(self) -> list[Any]:
+        """The outputs as the future has them: of several inputs at once, a list for each rank."""
+        if not self._is_nested:
+            return self._values()
+        if self._method == "allgather_coalesced":
+            count = len(self._outputs) // self._chunks
+            return [self._outputs[r * count : (r + 1) * count] for r in range(self._chunks)]
+        parts = [each.chunk(self._chunks) for each in self._outputs]
+        return [list(row) for row in zip(*parts, strict=True)]
 
     def get_future(self) -> Any:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
         self.wait()
         if self._future is None:
-            values = self._values()
-            self._future = complete_future(values, streams.futures_on(values))
+            devices = streams.futures_on(self._outputs)
+            self._future = complete_future(self._values_of_future(), devices)
         return self._future
 
     def get_future_result(self) -> Any:
@@ -249,6 +269,10 @@ class RankWork(dist.Work):
                 "Work needs to be completed before calling result(). Should call wait() before "
                 "result()."
             )
+        if self._is_nested:
+            raise RuntimeError(
+                "work result does not support list of lists, use .getFuture() and value()"
+            )
         return self._values()
 
     def _get_op_type(self) -> int:
@@ -260,6 +284,8 @@ class RankWork(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
+        # gloo blocks CUDA's current stream, and fails in a build for the CPU ("Failed to create
+        # StreamBlock"). Here the host waits, behind which no stream can be.
         self.wait()
 
     def source_rank(self) -> int:
