@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "come_back", "come_inside", "go_outside", "outside", "sleep"]
 
+ROUNDS = 1000
+"""How often all replicas that can go on may ask in vain before it is said that none can."""
+
 LOOK = 0.02
 """Seconds between two looks at replicas that are outside."""
 
@@ -67,6 +70,9 @@ class Clock:
         self.now = 0.0
         self.away = 0  # replicas without a slot that may come back at any time
         self.vain = 0  # how often replicas gave way one after another, and nothing else happened
+        #: Replicas that have asked in vain in this round. In a round all that can go on ask.
+        self._asking: set[ReplicaThread] = set()
+        self.rounds = 0  # that have passed one after another, and nothing else happened
         #: The seconds of work of a replica, and of what it has started; None if unknown.
         self.work_of: Callable[[ReplicaThread], float | None] = lambda replica: None
         self._entries: list[tuple[float, int, Timed]] = []
@@ -83,7 +89,7 @@ class Clock:
         """Note the sleep of a replica, or the limit of its wait."""
         entry = Timed(replica, self.now + seconds, time.monotonic() + seconds, is_limit)
         replica.timed, replica.expired = entry, None
-        self.vain = 0
+        self.moved()
         heapq.heappush(self._entries, (entry.due, next(self._order), entry))
         self.begin()
         if not self.scheduler.one_at_a_time:
@@ -117,6 +123,30 @@ class Clock:
         self.vain += 1
         if not self.scheduler.ready or self.vain > 2 * len(self.scheduler.started):
             self.pass_real_time()
+
+    def moved(self) -> None:
+        """Note that something has happened: no replica has asked in vain up to now."""
+        self.vain = self.rounds = 0
+        self._asking.clear()
+
+    def asked(self, replica: ReplicaThread) -> bool:
+        """Note that a replica asks whether another one has done something.
+
+        A replica that does anything else meanwhile, such as to compute, does not ask, and so holds
+        up the round.
+
+        **Returns**: False if nothing will happen, as all that can go on ask, again and again.
+        """
+        scheduler = self.scheduler
+        self._asking.add(replica)
+        if self.pending():
+            self.moved()
+        elif len(self._asking) >= scheduler.running + len(scheduler.ready):
+            self._asking = {each for each in self._asking if not (each.waiting or each.finished)}
+            if len(self._asking) == scheduler.running + len(scheduler.ready):
+                self._asking.clear()
+                self.rounds += 1
+        return self.rounds <= ROUNDS
 
     def pass_real_time(self) -> None:
         """Let those go on whose time of the machine's has passed."""

@@ -6,9 +6,13 @@ asynchronous operation, is a Completion.
 
 from __future__ import annotations
 
+import time
+
 from .scheduler import ReplicaThread, Scheduler
 
 __all__ = ["Completion", "give_way"]
+
+_sleep = time.sleep  # which is replaced where ranks run
 
 
 class Completion:
@@ -52,7 +56,7 @@ class Completion:
         """Make the replicas that wait ready, in the order in which they came."""
         with self.scheduler.lock:
             self.done = True
-            self.scheduler.clock.vain = 0
+            self.scheduler.clock.moved()
             for replica in self.waiting:
                 replica.waiting = replica.timed = None
                 self.scheduler.ready.append(replica)
@@ -65,10 +69,13 @@ class Completion:
         replica.timed = None
 
 
-def give_way(replica: ReplicaThread) -> bool:
+def give_way(replica: ReplicaThread, asks: bool = False) -> bool:
     """Let the replicas that are ready run first, and those that have slept long enough.
 
-    **Returns**: False if there are none, and none that may become ready. (In its own thread.)
+    **Arguments**: `asks` says that the replica asks whether another one has done something, and
+    does nothing else. (In its own thread.)
+
+    **Returns**: False if it asks in vain, as no replica does anything but ask.
     """
     scheduler = replica.call.scheduler
     with scheduler.lock:
@@ -76,14 +83,16 @@ def give_way(replica: ReplicaThread) -> bool:
         replica.check_ended()
         scheduler.clock.polled()
         others = bool(scheduler.ready)
-        pending = scheduler.clock.pending()
+        goes_on = not asks or scheduler.clock.asked(replica)
         if others:
             scheduler.ready.append(replica)
             scheduler.running -= 1
             scheduler.fill_slots()
     if others:
         replica.wake.wait()
+    elif asks and not scheduler.one_at_a_time:
+        _sleep(0)  # others run: without it they would wait for the interpreter's lock
     with scheduler.lock:
         replica.inside = replica.serves
         replica.check_ended()
-    return others or pending
+    return goes_on

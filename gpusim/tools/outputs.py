@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import get_terminal_size
@@ -97,7 +99,7 @@ class RankOutputs:
         """
         if os.getpid() == self.process:
             return
-        self.lock = threading.Lock()
+        self.enter(rank)  # for processes that it forks: its own output goes to the parent
         streams: Any = sys.stdout, sys.stderr
         redirect_logs(self.tagged, streams)
         with suppress(OSError):  # the process has no input at all
@@ -136,9 +138,12 @@ class RankOutputs:
         return len(text)
 
     def flush(self, stream: TextIO) -> None:
-        """Show a line's beginning on a terminal, where it may be a prompt."""
+        """Show a line's beginning on a terminal, where it may be a prompt.
+
+        In a process that a rank has forked it may be the end.
+        """
         partial = getattr(self.local, "partial", {})
-        if partial.get(stream) and stream.isatty():
+        if partial.get(stream) and (stream.isatty() or os.getpid() != self.process):
             self.put(stream, partial.pop(stream), f"[rank{self.local.rank}]: ")
         stream.flush()
 
@@ -152,6 +157,13 @@ def input_by_bytes() -> TextIO:
     bytewise._CHUNK_SIZE = 1  # of CPython; elsewhere only what is left unread differs
     stream: TextIO = bytewise
     return stream
+
+
+def _free_lock(outputs: Callable[[], RankOutputs | None]) -> None:
+    """In a fork: the lock may be another thread's, which is not there."""
+    found = outputs()
+    if found is not None:
+        found.lock = threading.Lock()
 
 
 class TaggedStream:
@@ -181,6 +193,8 @@ def tagged_output(only: int | None) -> Iterator[RankOutputs]:
     outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
     tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
     outputs.tagged = tagged
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=functools.partial(_free_lock, weakref.ref(outputs)))
     sys.stdout, sys.stderr = tagged
     redirect_logs(streams, tagged)
     try:

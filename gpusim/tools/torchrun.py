@@ -439,9 +439,12 @@ class ExitCodeError(Exception):
 
 def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
     """The script in the calling rank, as `__main__`."""
+    from gpusim.torch.distributed.forks import ends_forks
+
     sys.argv = [script.name, *arguments]
     try:
-        exec(own_code(script.code), vars(main_module(script)))
+        with ends_forks():
+            exec(own_code(script.code), vars(main_module(script)))
     except SystemExit as ended:
         if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
             return

@@ -341,3 +341,85 @@ def test_seeds(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[st
     for wrong in ("-1", "x", "1.5"):
         with pytest.raises(SystemExit):
             run(tmp_path, text, "--seed", wrong)
+
+
+FORKS = """
+    def code(child):
+        process = os.fork()
+        if not process:
+            child()
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+    def started(child, signal_number=0):
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        if signal_number:
+            os.read(ends[0], 1)
+            os.kill(process.pid, signal_number)
+        process.join()
+        return process.exitcode
+
+    def sleep():
+        import time
+        os.write(ends[1], b".")
+        time.sleep(1000)
+
+    def call():
+        try:
+            dist.all_reduce(torch.ones(1))
+        except Exception as error:
+            os.write(ends[1], str(error).encode())
+            sys.exit(7)
+
+    def ask():
+        dist.distributed_c10d._get_default_store().set("key", "value")
+
+    def known():
+        sys.stdout.flush()
+        same = dist.is_initialized() and dist.get_rank() == rank == int(os.environ["RANK"])
+        sys.exit(11 if same else 12)
+
+    def said():
+        return os.read(ends[0], 1000).decode()
+
+    def stop():
+        raise KeyError("of a child")
+
+    if rank == 0:  # the others' forks must not end its turn, nor begin one
+        dist.barrier()
+        dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        sys.exit()
+    ends = os.pipe()
+    sys.stdout.flush()
+    codes = [code(sys.exit), code(lambda: sys.exit("text")), code(stop), code(known)]
+    codes += [started(sleep, signal.SIGTERM)]
+    codes += [started(call), said(), started(ask)]
+    dist.barrier()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print(*codes, x.item(), sep="; ", flush=True)
+    process = os.fork()
+    if process:
+        print(os.waitpid(process, 0)[1])
+        dist.barrier()
+        print("end")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize(
+    "more",
+    [*MODES, pytest.param(["--threads", "--schedule", "free"], marks=pytest.mark.slow)],
+)
+def test_a_process_that_a_rank_forks_is_not_the_rank(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends as a process does, also at the script's end, and sends nothing in the rank's name."""
+    assert run(tmp_path, FORKS, *more, ranks=2) == 0
+    assert lines(capsys.readouterr().out) == [
+        "0",
+        "0; 1; 1; 11; -15; 7; all_reduce of rank 1 was called from a process that the rank has "
+        "forked; ranks call collectives from their own thread; 1; 2.0",
+        "end",
+    ]

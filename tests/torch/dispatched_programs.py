@@ -322,6 +322,20 @@ def works() -> Results:
             then = work.get_future().then(lambda future: len(future.value()))
             answers.append(then.wait())
         found[name] = told(answers)
+    whole: Any = dist.group.WORLD
+    given = [torch.full((1,), 1.0 + rank), torch.full((2, 3), 2.0 + rank)]
+    several = dist.all_gather_coalesced(
+        [[torch.zeros(1), torch.zeros(2, 3)] for _ in range(size)], given, async_op=True
+    )
+    one = dist.all_gather_coalesced(
+        [[torch.zeros(1)] for _ in range(size)], given[:1], async_op=True
+    )
+    work = whole.allgather_into_tensor_coalesced(
+        [torch.zeros(size), torch.zeros(2 * size, 3)], given
+    )
+    for name, future in {"several": several, "one": one, "into": work.get_future()}.items():
+        rows = future.wait()  # a list for each rank
+        found[f"gathered at once, {name}"] = told([[each.tolist() for each in r] for r in rows])
     return found
 
 

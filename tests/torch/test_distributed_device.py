@@ -322,8 +322,6 @@ def test_what_scripts_say_runs(name: str, schedule: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         for ranks in (1, 4):
-            if name == "generators" and schedule == "free":
-                ranks = 1  # free ranks share the generator
             run(CALLS[name], ranks, schedule)
 
 

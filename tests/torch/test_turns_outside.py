@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import mmap
 import os
 import queue
 import random
@@ -22,7 +23,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fallback.threads import cores
 from gpusim import DeadlockError, GpusimError, ReplicaError
+from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
 from tests.oracles.machine_time import PATIENCE, until
 from tests.torch.children import needs_linux
@@ -31,6 +34,9 @@ SECOND = timedelta(seconds=1)
 THREADS: dict[str, Any] = {}
 FREE: dict[str, Any] = {"schedule": "free"}
 PROCESSES: dict[str, Any] = {"processes": True}
+FREELY = [pytest.param(FREE, id="free")]
+if sys.platform == "linux":
+    FREELY.append(pytest.param({**FREE, "processes": True}, id="free processes"))
 modes = pytest.mark.parametrize(
     "mode",
     [
@@ -119,6 +125,50 @@ POLLS = (
     swaps,
     works,
 )
+
+
+@modes
+def test_ranks_that_all_poll_in_vain_are_named(mode: dict[str, Any]) -> None:
+    """Each could go on if another one did."""
+
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo")
+        if rank == 2:
+            return
+        work = dist.irecv(torch.ones(1), 1 - rank)
+        while not work.is_completed():
+            pass
+
+    with pytest.raises(DeadlockError, match="no rank can go on") as caught:
+        launch(program, 3, **mode)
+    said = str(caught.value)
+    assert "rank 2 has returned" in said
+    assert "recv from rank 1" in said or "recv from rank 0" in said
+
+
+@pytest.mark.skipif(cores() < 2, reason="two ranks have to run at a time")
+@pytest.mark.parametrize("mode", FREELY)
+def test_a_rank_polls_as_long_as_others_compute(mode: dict[str, Any]) -> None:
+    count = mmap.mmap(-1, 8)  # which processes share
+
+    def program(rank: int) -> int:
+        dist.init_process_group("gloo")
+        x, asked = torch.full((1,), 1.0 + rank), 0
+        if rank == 1:
+            busy = threading.Lock()
+            busy.acquire()
+            while int.from_bytes(count[:], "little") <= 2 * ROUNDS:
+                busy.acquire(timeout=0.001)  # as code of C computes, without Python's lock
+            dist.send(x, 0)
+            return 0
+        work = dist.irecv(x, 1)
+        while not work.is_completed():
+            asked += 1
+            count[:] = asked.to_bytes(8, "little")
+        assert x.item() == 2
+        return asked
+
+    assert launch(program, 2, **mode)[0] > 2 * ROUNDS
 
 
 @modes

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "GroupKey", "Pending", "Posting", "RankWork", "Terms"]
 
-POLLS = 1000
-"""How often a rank may ask in turn whether a call is complete while no other rank can run."""
-
 SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
 """Operations that give all ranks of a group the same bits."""
 
@@ -74,6 +71,13 @@ NCCL_TYPES = {
     "reduce_scatter_single_coalesced": 17,
 }
 """The same of an NCCL work, where it differs."""
+
+GATHERED_AT_ONCE = (
+    "allgather_coalesced",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+)
+"""Methods that gather several tensors; gloo's result is a list of lists, one for each rank."""
 
 UNKNOWN_TYPE = 100
 
@@ -169,10 +173,10 @@ class RankWork(dist.Work):
     message = ""
     finish: Callable[[], None] | None = None
     _source = -1
-    _polls = 0
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
     _method, _chunks, _is_nccl = "", 1, False
+    _is_nested = False
     #: The group, its limit of a call in seconds, and whether monitored_barrier names all ranks.
     group: Any = None
     limit: float | None = None
@@ -231,18 +235,30 @@ class RankWork(dist.Work):
         self._method, self._is_nccl = method, backend == "nccl"
         whole = self._is_nccl or method not in ("all_gather_single", "_allgather_base")
         self._chunks = 1 if whole else group_size
+        if not self._is_nccl and method in GATHERED_AT_ONCE:
+            self._chunks, self._is_nested = group_size, True
 
     def _values(self) -> list[Tensor]:
-        if self._chunks == 1:
+        if self._chunks == 1 or self._is_nested:
             return self._outputs
         return [part for each in self._outputs for part in each.chunk(self._chunks)]
+
+    def _values_of_future(self) -> list[Any]:
+        """The outputs as the future has them: of several inputs at once, a list for each rank."""
+        if not self._is_nested:
+            return self._values()
+        if self._method == "allgather_coalesced":
+            count = len(self._outputs) // self._chunks
+            return [self._outputs[r * count : (r + 1) * count] for r in range(self._chunks)]
+        parts = [each.chunk(self._chunks) for each in self._outputs]
+        return [list(row) for row in zip(*parts, strict=True)]
 
     def get_future(self) -> Any:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
         self.wait()
         if self._future is None:
-            values = self._values()
-            self._future = complete_future(values, streams.futures_on(values))
+            devices = streams.futures_on(self._outputs)
+            self._future = complete_future(self._values_of_future(), devices)
         return self._future
 
     def get_future_result(self) -> Any:
@@ -256,10 +272,9 @@ class RankWork(dist.Work):
         """Whether the call is complete. Others run first, so that asking again and again ends."""
         pending = self._pending
         if not pending.done.done:
-            others = self._rank.give_way()
-            self._polls = 0 if others else self._polls + 1
-            if self._polls > POLLS and not pending.done.done:
-                self._rank.fail_waiting(f"{pending.title} at {self._site}")
+            what = f"{pending.title} at {self._site}"
+            if not self._rank.give_way(asks=what) and not pending.done.done:
+                self._rank.fail_waiting(what)
         if pending.done.done:
             self._rank.unfinished.discard(self)
             if pending.error is None:
@@ -282,6 +297,10 @@ class RankWork(dist.Work):
                 "Work needs to be completed before calling result(). Should call wait() before "
                 "result()."
             )
+        if self._is_nested:
+            raise RuntimeError(
+                "work result does not support list of lists, use .getFuture() and value()"
+            )
         return self._values()
 
     def _get_op_type(self) -> int:
@@ -293,6 +312,8 @@ class RankWork(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
+        # gloo blocks CUDA's current stream, and fails in a build for the CPU ("Failed to create
+        # StreamBlock"). Here the host waits, behind which no stream can be.
         self.wait()
 
     def source_rank(self) -> int:

@@ -18,7 +18,7 @@ from .private import generator_memory
 from .seeds import Seeds, sow
 from .settings import Settings
 
-__all__ = ["Globals"]
+__all__ = ["GENERATORS", "Generator", "Globals", "cuda_states", "set_cuda_states"]
 
 _numpy: Any = np.random  # the global generator, which programs may use
 
@@ -33,7 +33,7 @@ class Globals:
 
     def __init__(self) -> None:
         self.states = [generator.read() for generator in GENERATORS]
-        self.cuda = _cuda_states()
+        self.cuda = cuda_states()
         #: Of generators that are yet to be seeded, in the rank's first turn.
         self.seeds: Seeds | None = None
         self.dtype = torch.get_default_dtype()
@@ -53,7 +53,7 @@ class Globals:
         """Take what is there now."""
         self.states = [generator.read() for generator in GENERATORS]
         if torch.cuda.default_generators:
-            self.cuda = _cuda_states()
+            self.cuda = cuda_states()
         self.dtype = torch.get_default_dtype()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
@@ -79,13 +79,18 @@ class Globals:
         for generator, own, other in zip(GENERATORS, self.states, now.states, strict=True):
             if own != other:
                 generator.write(own)
-        for gpu, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
-            gpu.set_state(state)
+        set_cuda_states(self.cuda)
 
 
-def _cuda_states() -> list[torch.Tensor]:
+def cuda_states() -> list[torch.Tensor]:
     """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
     return [generator.get_state() for generator in torch.cuda.default_generators]
+
+
+def set_cuda_states(states: list[torch.Tensor]) -> None:
+    """Set the states of the GPUs' generators."""
+    for gpu, state in zip(torch.cuda.default_generators, states, strict=True):
+        gpu.set_state(state)
 
 
 class Generator(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import _thread
 import copy
+import functools
 import os
 import threading
 import warnings
@@ -22,12 +23,14 @@ from .private import RanksWorld, bindings, c10d, core, dist, has_gpu, profiler, 
 
 __all__ = [
     "complete_future",
+    "draws_call",
     "enter_event",
     "exit_event",
     "is_observed",
     "is_profiling",
     "is_unusual",
     "kernels_of_groups",
+    "key_of_draws",
     "operator_of",
     "ranks_call",
 ]
@@ -42,6 +45,80 @@ def ranks_call(world: RanksWorld) -> Iterator[None]:
         _hold_works(stack)
         _log_backends(stack)
         yield
+
+
+# Operators that draw random numbers
+
+#: A key of the dispatcher that no tensor has and no library uses: it was made for torchdistX. A
+#: thread that includes it calls `_kernel_that_draws` for each operator that draws; others pass by.
+#: It is not a key of autocast: compiled programs run without those.
+_DRAWS = "DeferredInit"
+_Draw = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_drawing = threading.local()
+
+
+@contextmanager
+def draws_call(draw: _Draw) -> Iterator[None]:
+    """A block in which the calling thread's operators that draw are calls of `draw`.
+
+    It gets the operator and its arguments. An operator that is made of others is not one of them,
+    but those that it is made of are.
+    """
+    key = key_of_draws()
+    before = getattr(_drawing, "draw", None)
+    _drawing.draw = draw
+    core._dispatch_tls_set_dispatch_key_included(key, True)
+    try:
+        yield
+    finally:
+        _drawing.draw = before
+        if before is None:
+            core._dispatch_tls_set_dispatch_key_included(key, False)
+
+
+@functools.lru_cache(maxsize=1)
+def key_of_draws() -> Any:
+    """The key with its kernels, made once, before ranks run.
+
+    The kernels stay for good: a thread that does not include the key never meets them.
+    """
+    key = core._parse_dispatch_key(_DRAWS)
+    rest = core.DispatchKeySet(key)
+    _libraries.append(torch.library.Library("_", "IMPL"))
+    _libraries[0].fallback(torch.library.fallthrough_kernel, _DRAWS)
+    _libraries.append(torch.library.Library("aten", "IMPL"))
+    for name in core._dispatch_get_all_op_names():
+        if not name.startswith("aten::") or _is_composite(name):
+            continue
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, base), overload or "default", None)
+        if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
+            _libraries[1].impl(operator, _kernel_that_draws(operator, rest), _DRAWS)
+    return key
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def _is_composite(name: str) -> bool:
+    return bool(core._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def _kernel_that_draws(operator: Any, keys: Any) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+    position = names.index("dropout_p") if "dropout_p" in names else -1
+
+    def kernel(*args: Any, **named: Any) -> Any:
+        draw: _Draw = _drawing.draw
+        with core._ExcludeDispatchKeyGuard(keys):
+            if position >= 0:  # an attention, which draws for its dropout alone
+                if not (args[position] if position < len(args) else named.get("dropout_p", 0.0)):
+                    return operator(*args, **named)
+            if named.get("generator") not in (None, torch.default_generator):
+                return operator(*args, **named)
+            return draw(operator, args, named)
+
+    return kernel
 
 
 # The dispatcher

@@ -28,6 +28,7 @@ from .accelerator import cpu_as_accelerator
 from .dispatcher import dispatched, through_dispatcher
 from .exchange import GroupKey, RankWork
 from .folds import FoldCall, OneReduction, settle
+from .forks import of_one_process
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
@@ -177,6 +178,8 @@ class ProcessRank(Rank):
         """As `ask`, by the whole message."""
         if self.ended:
             raise self.how
+        if self.home not in (0, os.getpid()):  # whose end of the channel is closed
+            raise self.thread_error("a call of torch.distributed")
         self.asking = True
         try:
             return self._ask(message, file, payload)
@@ -293,9 +296,9 @@ class ProcessRank(Rank):
     def is_inside(self) -> bool:
         return self.asking or self.ended
 
-    def give_way(self) -> bool:
+    def give_way(self, asks: str = "") -> bool:
         self.check_thread("is_completed")
-        return bool(self.ask("give_way")["others"])
+        return bool(self.ask("give_way", asks=asks)["goes_on"])
 
     def fail_waiting(self, what: str) -> None:
         self.ask("fail", what=what)
@@ -658,7 +661,7 @@ def run(
     rank.join(launch, launch.ranks[index], channel)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent ends its processes
-    signal.signal(signal.SIGTERM, rank.end)
+    signal.signal(signal.SIGTERM, of_one_process(rank.end))
     os.register_at_fork(after_in_child=channel.close)
     try:
         if channel.receive() is None:

@@ -618,8 +618,8 @@ class Proxy:
     def _written(self) -> None:
         """Nothing: what the process wrote before has been written."""
 
-    def _give_way(self) -> Message:
-        return {"others": self.rank.give_way()}
+    def _give_way(self, asks: str) -> Message:
+        return {"goes_on": self.rank.give_way(asks)}
 
     def _fail(self, what: str) -> None:
         self.rank.fail_waiting(what)

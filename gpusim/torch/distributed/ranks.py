@@ -28,15 +28,18 @@ from ...runtime.world import current_world, without_world
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .dispatcher import dispatched
+from .draws import OwnDraws
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
+from .forks import ends_forks
 from .globals import Globals
 from .group import RankGroup
 from .outside import waits_outside
 from .private import has_gpu, leave_groups, ranks_as_threads
+from .private_calls import key_of_draws
 from .progress import seconds_of_work
 from .registries import CURE, is_of_shared_modules, own_registries
-from .seeds import as_seed, seeds_of, sow
+from .seeds import as_seed, seeds_of
 from .settings import Settings
 from .store import RankStore, Values
 from .threads import (
@@ -100,6 +103,8 @@ class Rank(Waits):
     def thread_error(self, what: str) -> GpusimError:
         """The error for a call in the calling thread, which is not the rank's own."""
         which = "a thread that the rank started" if rank_of_thread() is self else "another thread"
+        if self.home not in (0, os.getpid()):
+            which = "a process that the rank has forked"
         verb = "calls collectives" if what == "async_save" else "was called"
         cure = "; use torch.distributed.checkpoint.save" if what == "async_save" else ""
         return GpusimError(
@@ -217,7 +222,11 @@ class Launch:
             torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         self.base = Globals()
         self.globals: list[Globals] = []
-        if self.shares_globals and self.in_turns:
+        #: Of ranks that are threads and run freely, while they run.
+        self.draws: OwnDraws | None = None
+        if self.shares_globals and not self.in_turns:
+            key_of_draws()
+        elif self.shares_globals:
             self.globals = [self.base.of_rank(seeds_of(seed, rank)) for rank in range(self.size)]
         self.last: Rank | None = None
         #: What changes in C's environment with a rank's turn, by the rank: after which rank's.
@@ -242,9 +251,8 @@ class Launch:
             try:
                 if self.recorder is not None:
                     self.recorder.begin(self.size, schedule=self.schedule, torch=torch.__version__)
-                if self.shares_globals and not self.in_turns:
-                    sow(seeds_of(self.seed, 0))  # the ranks draw from one state, in any order
-                return self.call.execute()
+                with self._own_draws():
+                    return self.call.execute()
             finally:
                 if self.recorder is not None:
                     self.recorder.end(self.call.error or sys.exc_info()[1])
@@ -258,11 +266,27 @@ class Launch:
                     self.base.restore_generators(Globals())
                 torch.set_num_threads(threads)
 
+    @contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """A block in which ranks that are threads and run freely draw from states of their own."""
+        if self.in_turns or not self.shares_globals:
+            yield
+            return
+        self.draws = OwnDraws(self.size, self.seed)
+        with self.draws.functions():
+            yield
+
+    @contextmanager
+    def of_thread(self, rank: Rank) -> Iterator[None]:
+        """A block of a thread that is the rank's own, or that it has started."""
+        with self.around(rank.index), self.draws.of_thread() if self.draws else nullcontext():
+            yield
+
     # In a rank's thread
 
     def _run_in_context(self, index: int) -> Any:
         # In a context without the scheduler's replica: a pmap in a rank is an outermost one.
-        with self.around(index):
+        with self.of_thread(self.ranks[index]):
             return self.contexts[index].run(self._run_rank, self.ranks[index])
 
     def _run_rank(self, rank: Rank) -> Any:
@@ -279,7 +303,8 @@ class Launch:
                     count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
                     seeds = seeds_of(self.seed, rank.index)
                     stack.enter_context(CpuAsCuda(count, seeds.of_gpu))
-                return self.run(rank)
+                with ends_forks():
+                    return self.run(rank)
         except SystemExit as ended:
             if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
                 return None
@@ -294,6 +319,8 @@ class Launch:
 
     def turn_of(self, rank: Rank) -> None:
         """Exchange the process's globals, if another rank has run since this one did."""
+        if self.draws is not None:
+            self.draws.check()
         if not self.in_turns or self.last is rank or self.call.abandoned:
             return
         now = self.base if self.last is None else self.globals[self.last.index]
@@ -375,7 +402,8 @@ class Launch:
         """Who waits for what, and who has returned. (With the scheduler's lock held.)"""
         doing: dict[str, list[int]] = {}
         for rank, thread in zip(self.ranks, self.call.replicas, strict=True):
-            what = f"in {rank.waits_for}" if rank.waits_for else "elsewhere"
+            asks = rank.asks_for if self.scheduler.clock.rounds else ""
+            what = f"in {rank.waits_for or asks}" if rank.waits_for or asks else "elsewhere"
             doing.setdefault("" if thread.finished else what, []).append(rank.index)
         returned = doing.pop("", [])
         parts = [
@@ -455,7 +483,8 @@ def launch(
       group are the same for the group.
     - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
-      its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
+      its own. "free" lets as many ranks run as there are cores; generators and os.environ are
+      the rank's, all else is shared.
     - `recorder`: a `Recorder` that records every call. None is that of a `gpusim.record` block
       around the launch; without one it costs nothing.
     - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are

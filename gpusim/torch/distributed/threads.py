@@ -1,4 +1,7 @@
-"""Threads that ranks start: each belongs to its rank, which alone calls collectives."""
+"""Threads that ranks start, and processes that they fork: each belongs to its rank.
+
+The rank's own thread alone calls collectives.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,19 @@ _here = _Here()
 
 def enter(rank: Rank | None) -> None:
     """Make the calling thread the rank's own; no rank's if it is None."""
-    _here.own = rank
+    _here.own, _here.starter = rank, None
     if rank is not None:
         rank.home = os.getpid()
+
+
+def _leave_in_fork() -> None:
+    """In a process that a rank has forked: be what the rank has started, and not the rank."""
+    if _here.own is not None:
+        _here.own, _here.starter = None, _here.own
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_fork)
 
 
 def own_rank() -> Rank | None:
@@ -111,7 +124,7 @@ def _run(rank: Rank, function: Callable[..., Any], /, *args: Any, **named: Any) 
         return function(*args, **named)
     before, _here.starter = _here.starter, rank
     try:
-        with rank.launch.around(rank.index), groups_of(rank.record or {}):
+        with rank.launch.of_thread(rank), groups_of(rank.record or {}):
             return function(*args, **named)
     finally:
         _here.starter = before

@@ -52,6 +52,8 @@ class Waits:
     launch: Launch
     index: int
     waits_for: str
+    #: The call of which it has asked last whether it is complete.
+    asks_for: str = ""
     #: The last question to the store, and how often others were asked since the rank waited.
     store_question: tuple[Any, ...] | None = None
     asked: dict[Any, int] | None = None
@@ -101,13 +103,19 @@ class Waits:
             assert limit is not None
             work.expire(limit, own, self.thread().expired)
 
-    def give_way(self) -> bool:
-        """Let the ranks that can run do so first; False if there are none, and will be none."""
+    def give_way(self, asks: str = "") -> bool:
+        """Let the ranks that can run do so first.
+
+        **Arguments**: `asks` is the call of which the rank asks whether it is complete.
+
+        **Returns**: False if it asks in vain; see `gpusim.maps.completion.give_way`.
+        """
         self.check_thread("is_completed")
+        self.asks_for = asks
         with self._not_outside():
-            others = give_way(self.thread())
+            goes_on = give_way(self.thread(), bool(asks))
         self._take_globals()
-        return others
+        return goes_on
 
     def fail_waiting(self, what: str) -> None:
         """End all ranks, as this one asks in vain whether a call is complete."""

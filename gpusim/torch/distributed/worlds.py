@@ -55,13 +55,6 @@ class MemberRank(ProxyRank):
     #: Why the process no longer is a rank; empty while it is one.
     end_in_words = ""
 
-    def give_way(self) -> bool:
-        """Whether others run: all that can run do so at the same time."""
-        others = super().give_way()
-        scheduler = self.launch.scheduler
-        with scheduler.lock:
-            return others or scheduler.running > 1
-
     def failure(self) -> GpusimError:
         return ReplicaError(self.index, f"rank {self.index} {self.end_in_words or GONE}")
 

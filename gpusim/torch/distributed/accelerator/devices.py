@@ -269,7 +269,7 @@ class CpuAsCuda(TorchFunctionMode):
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
     ) -> Any:
         """The same of a function that is not known to draw random numbers."""
-        before = position() if position is not None else None
+        before = position()
         result = function(*args, **kwargs)
         kind = type(result)
         if kind is Tensor:
@@ -287,7 +287,7 @@ class CpuAsCuda(TorchFunctionMode):
                 mark_all(result, index)
         else:
             return result
-        if before is not None and position is not None and before != position():
+        if before != position():
             given = kwargs.get("generator") is not None
             if index not in (None, ON_CPU) and not given and not isinstance(function, FunctionType):
                 warn(DRAWS.format(name=getattr(function, "__name__", str(function))))

@@ -10,7 +10,6 @@ generator has the state of the GPU's (`GpuGenerators.drawing`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..draws import lasting, made
 from ..private import generator_position, is_random_operation
 
 __all__ = ["DRAWS", "RANDOM", "GpuGenerators", "draws", "position"]
@@ -29,8 +29,6 @@ DRAWS = (
 
 _genuine: Any = torch.Generator
 _default: Any = torch.default_generator
-#: Held while the default generator has the state of a GPU's. Ranks of schedule="free" share it.
-_drawing = threading.RLock()
 
 
 class GpuGenerators(Sequence[Any]):
@@ -65,18 +63,26 @@ class GpuGenerators(Sequence[Any]):
     def drawing(self, index: int) -> Iterator[None]:
         """A block in which torch's functions draw from the generator of a GPU."""
         generator = self[index]
-        with _drawing:
-            mine = _default.get_state()
+        with lasting():
             _default.set_state(generator.get_state())
             try:
                 yield
             finally:
                 generator.set_state(_default.get_state())
-                _default.set_state(mine)
 
 
-#: Reads what changes in the CPU's generator with each draw; None where it can't be read.
-position: Callable[[], bytes] | None = generator_position()
+_position: Callable[[], bytes] | None = generator_position()
+
+
+def position() -> Any:
+    """What changes with each draw from the CPU's generator by the calling thread's rank.
+
+    It is None, always, where it can't be read.
+    """
+    draws = made()
+    if draws is not None or _position is None:
+        return draws
+    return _position()
 
 
 def _named(owner: Any, names: str) -> Iterator[Any]:
