@@ -33,7 +33,7 @@ from .maps import (
 )
 from .maps.records import record
 from .random import rng
-from .reduction import Reduction, reduction
+from .reduction import Reduction, as_reduction, reduction
 from .rounding import quantise_fpx, round_to
 from .runtime.world import World
 from .version import __version__
@@ -59,6 +59,7 @@ __all__ = [
     "Wire",
     "World",
     "__version__",
+    "as_reduction",
     "at",
     "collectives",
     "devices",
