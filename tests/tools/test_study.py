@@ -311,7 +311,7 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"orders": ["butterfly"]}, "order='butterfly': expected one of 'linear'"),
         (
             {"wires": ["int9:amax"], "orders": ["ring"]},
-            "wire='int9:amax': format='int9': expected one of float16, .*, int8, int4, mxint8, or a",
+            "wire='int9:amax': format='int9': expected one of float16, .*, int8, int4, mxint8, or",
         ),
         ({"roundings": ["up"], "dtypes": ["float32"]}, "rounding='up': expected one of 'nearest'"),
         ({"roundings": ["up"]}, "rounding='up'"),

@@ -310,9 +310,7 @@ def as_settings(
         text = str(chosen)
         if chosen.op != "sum" or UNNAMED in text:
             raise ValueError(f"reduction={given!r:.200}: expected op='sum', and an order by name")
-        held = chosen.accumulate
-        if held is None:
-            held = _chosen("contract", dtype, chosen.order)
+        default = _chosen("contract", dtype, chosen.order)  # refuses what an engine does not add
         across = chosen.across
         groups: Hierarchy | None = None
         if across is not None:
@@ -321,7 +319,7 @@ def as_settings(
         order = text.partition(" ")[0]
         sent = chosen.wire
         assert sent is None or isinstance(sent, Wire)
-        accumulate: Any = held
+        accumulate: Any = default if chosen.accumulate is None else chosen.accumulate
         found[Setting(dtype, accumulate, order, rounding, op, sent, groups, chosen)] = None
     return list(found)
 
