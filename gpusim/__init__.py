@@ -7,7 +7,7 @@ are the same operations on stacked arrays.
 
 import fallback.kernels
 
-from . import collectives, deprecated, groups, lax, tree
+from . import collectives, groups, lax, tree
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -18,7 +18,8 @@ from .errors import (
     ReplicaIndexError,
 )
 from .formats import Format
-from .groups import CommGroupType, Groups
+from .groups import CommGroupType as CommGroupType  # of Graphcore's interfaces: not listed
+from .groups import Groups
 from .maps import (
     MappedArray,
     Mesh,
@@ -34,17 +35,16 @@ from .maps import (
 from .maps.records import record
 from .random import rng
 from .reduction import Reduction, as_reduction, reduction
-from .rounding import quantise_fpx, round_to
+from .rounding import quantise_fpx as quantise_fpx  # of Graphcore's interfaces: not listed
+from .rounding import round_to
 from .runtime.world import World
 from .version import __version__
 from .wires import Wire
 
-deprecated.install()
 fallback.kernels.provide("gpusim.compiled")
 
 __all__ = [
     "CollectiveMismatchError",
-    "CommGroupType",
     "DeadlockError",
     "Format",
     "GpusimError",
@@ -68,7 +68,6 @@ __all__ = [
     "per_replica",
     "per_replica_route",
     "pmap",
-    "quantise_fpx",
     "record",
     "reduction",
     "rng",

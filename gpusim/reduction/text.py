@@ -204,12 +204,12 @@ def read_level(words: list[str]) -> dict[str, Any]:
             name, value = "order", word
         elif not equals:
             raise ValueError(
-                f"{word!r}: expected KEY=VALUE, of the keys {', '.join(KEYS)}{_hint(word)}"
+                f"{word!r:.80}: expected KEY=VALUE, of the keys {', '.join(KEYS)}{_hint(word)}"
             )
         known = (*KEYS, *(key for keys in PARAMETERS.values() for key in keys))
         if name not in known:
             raise ValueError(
-                f"{word!r}: expected one of the keys {', '.join(KEYS)}{nearest(name, known)}"
+                f"{word!r:.80}: expected one of the keys {', '.join(KEYS)}{nearest(name, known)}"
             )
         if name in found:
             raise ValueError(f"{word!r}: {name} is said twice")
@@ -353,7 +353,7 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if order not in NAMES:
         raise ValueError(
             f"expected an order ({', '.join(ORDER_NAMES)}) or the name of a twin "
-            f"({', '.join((*TWINS, *SETTINGS))}), got {order!r}{nearest(order, NAMES)}"
+            f"({', '.join((*TWINS, *SETTINGS))}), got {order!r:.80}{nearest(order, NAMES)}"
         )
     if order in SETTINGS:
         twin = SETTINGS[order]

@@ -87,11 +87,21 @@ def run_on_tensors(call: Call) -> Any:
 
 def _spec(call: Call) -> CollectiveSpec:
     name, reduction = call.collective.name, call.reduction
+    text = None
     if reduction is not None and not isinstance(reduction, Reduction):
-        reduction = as_reduction(reduction, f"{name}: reduction")
+        if torch.compiler.is_dynamo_compiling():
+            reduction, text = None, _text(reduction, f"{name}: reduction")
+        else:
+            reduction = as_reduction(reduction, f"{name}: reduction")
     groups = None if call.groups is None else read_groups(call).members
     parameters = tuple([(key, _plain(value)) for key, value in call.parameters.items()])
-    return CollectiveSpec(call.collective.key, parameters, groups, reduction)
+    return CollectiveSpec(call.collective.key, parameters, groups, reduction, reduction_text=text)
+
+
+@torch.compiler.assume_constant_result
+def _text(given: Any, name: str) -> str:
+    """The text of a Reduction. torch.compile calls this, as it cannot trace how one is made."""
+    return str(as_reduction(given, name))
 
 
 def _plain(value: Any) -> Any:

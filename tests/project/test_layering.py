@@ -32,7 +32,7 @@ LAYERS = """
     cuda
     figures reduction
     twins
-    deprecated recording wires
+    recording wires
     errors files formats groups libraries module_alias optional startup trees version
     fallback
 """

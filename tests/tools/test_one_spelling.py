@@ -195,6 +195,7 @@ def test_studies_refuse_other_reductions(options: dict[str, Any], said: str) -> 
     "command",
     [
         ["run", "x.py"],
+        ["invariant", "x.py"],
         ["torchrun", "x.py"],
         ["jaxrun", "x.py"],
         ["compare", "--replay", "run"],

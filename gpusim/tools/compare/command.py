@@ -15,6 +15,7 @@ from typing import Any
 
 from gpusim.optional import require
 from gpusim.tools.arguments import call_range, whole_number
+from gpusim.tools.options import reduction_of
 
 __all__ = ["add"]
 
@@ -118,6 +119,7 @@ def run_invariant(options: argparse.Namespace) -> int:
     from gpusim.tools.compare.runs import read
 
     require("gpusim invariant needs", "torch")
+    reduction_of(options)  # an error here, and not of each run
     if not Path(options.script).exists():
         raise FileNotFoundError(f"{options.script}: there is no such file")
     with tempfile.TemporaryDirectory() as scratch:
