@@ -107,7 +107,8 @@ def is_sub_32_bit(given: NumberFormat) -> bool:
     return given.sub_32_bit if isinstance(given, FormatInfo) else given in SUB_32_BIT
 
 
-_KINDS: dict[np.dtype[Any], str] = {
+#: The kind of each dtype that folds take.
+KINDS: dict[np.dtype[Any], str] = {
     np.dtype(np.bool_): "bool",
     **{np.dtype(f"{sign}int{bits}"): "int" for sign in ("", "u") for bits in (8, 16, 32, 64)},
     **dict.fromkeys((*SUB_32_BIT, FLOAT32, FLOAT64), "float"),
@@ -118,17 +119,17 @@ _KINDS: dict[np.dtype[Any], str] = {
 
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Return "bool", "int", "float" or "complex"; TypeError for an unsupported dtype."""
-    kind = _KINDS.get(dtype)
+    kind = KINDS.get(dtype)
     if kind is None:
-        names = ", ".join(known.name for known in _KINDS)
+        names = ", ".join(known.name for known in KINDS)
         raise TypeError(f"dtype {dtype} is not supported; expected one of {names}")
     return kind
 
 
 def check_float(name: str, dtype: np.dtype[Any], more: str = "") -> None:
     """TypeError for a dtype that is not a floating-point one; `more` are other choices."""
-    if _KINDS.get(dtype) != "float":
-        known = ", ".join(each.name for each, kind in _KINDS.items() if kind == "float")
+    if KINDS.get(dtype) != "float":
+        known = ", ".join(each.name for each, kind in KINDS.items() if kind == "float")
         raise TypeError(f"{name}: {dtype} given, expected a floating-point dtype ({known}){more}")
 
 

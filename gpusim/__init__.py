@@ -5,7 +5,7 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-from . import collectives, deprecated, fallback, groups, lax, tree
+from . import collectives, fallback, groups, lax, tree
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -16,7 +16,8 @@ from .errors import (
     ReplicaIndexError,
 )
 from .formats import Format
-from .groups import CommGroupType, Groups
+from .groups import CommGroupType as CommGroupType  # of Graphcore's interfaces: not listed
+from .groups import Groups
 from .maps import (
     MappedArray,
     Mesh,
@@ -31,18 +32,17 @@ from .maps import (
 )
 from .maps.records import record
 from .random import rng
-from .reduction import Reduction, reduction
-from .rounding import quantise_fpx, round_to
+from .reduction import Reduction, as_reduction, reduction
+from .rounding import quantise_fpx as quantise_fpx  # of Graphcore's interfaces: not listed
+from .rounding import round_to
 from .runtime.world import World
 from .version import __version__
 from .wires import Wire
 
-deprecated.install()
 fallback.kernels.provide("gpusim.compiled")
 
 __all__ = [
     "CollectiveMismatchError",
-    "CommGroupType",
     "DeadlockError",
     "Format",
     "GpusimError",
@@ -57,6 +57,7 @@ __all__ = [
     "Wire",
     "World",
     "__version__",
+    "as_reduction",
     "at",
     "collectives",
     "devices",
@@ -65,7 +66,6 @@ __all__ = [
     "per_replica",
     "per_replica_route",
     "pmap",
-    "quantise_fpx",
     "record",
     "reduction",
     "rng",

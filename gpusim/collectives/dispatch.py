@@ -14,7 +14,7 @@ import numpy as np
 
 from ..groups import Groups
 from ..libraries import call_on_bits, lacks_kernels, on_device
-from ..reduction import Reduction, current
+from ..reduction import Reduction, as_reduction, current
 from ..runtime.world import MAIN_TAG, World
 from .distributed.layout import Layout
 from .distributed.rearrange import fetch_all
@@ -89,7 +89,7 @@ def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None =
         given = state.reduction
         number = state.next_calls(leaves) if number is None else number
     elif not isinstance(given, Reduction):
-        raise TypeError(f"{name}: reduction must be a gpusim.Reduction or None, got {given!r}")
+        given = as_reduction(given, f"{name}: reduction")
     if collective.op is not None and given.op != collective.op:
         raise ValueError(
             f"{name} needs a Reduction with op={collective.op!r}, got op={given.op!r}; "

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ReplicaIndexError
 from ..groups import Groups
 from ..libraries import call_on_bits
-from ..reduction import Reduction
+from ..reduction import ReductionLike
 from .distributed import algorithms, rearrange, scatter
 from .distributed.layout import Layout
 from .fold import Fold, by_group, by_replica, fold_all, fold_groups, to_replicas
@@ -233,7 +233,7 @@ def psum_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: AxisIndexGroups = None,
     tiled: bool = False,
-    reduction: Reduction | None = None,
+    reduction: ReductionLike | None = None,
 ) -> Call:
     """The sum over the replicas; each replica keeps its own slice.
 
@@ -270,7 +270,7 @@ def _all_gather_transpose(
     axis_index_groups: AxisIndexGroups = None,
     axis: int = 0,
     tiled: bool = False,
-    reduction: Reduction | None = None,
+    reduction: ReductionLike | None = None,
 ) -> Call:
     """The sum over the replicas of each replica's part of the gathered value's cotangent."""
     return psum_scatter.call(

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from ..libraries import on_device, zeros_like
-from ..reduction import Reduction
+from ..reduction import ReductionLike
 from .distributed import algorithms, rearrange
 from .distributed.layout import Layout
 from .fold import Fold, fold_all
@@ -297,7 +297,7 @@ def _only_at(place: int | None, value: Any, count: int) -> Any:
     folds=True,
 )
 def _pbroadcast_transpose(
-    ct: Any, axis_name: AxisName, source: int, *, reduction: Reduction | None = None
+    ct: Any, axis_name: AxisName, source: int, *, reduction: ReductionLike | None = None
 ) -> Call:
     """The sum of the cotangents at the source, zeros elsewhere."""
     parameters = {"source": source}

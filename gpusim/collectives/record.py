@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec
 import numpy as np
 
 from ..groups import Groups
-from ..reduction import Reduction
+from ..reduction import Reduction, ReductionLike
 from ..runtime.world import World, current_world
 from . import dispatch
 from .kernels import FoldSpec
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     operands: tuple[Any, ...]
     axis_name: AxisName
     groups: AxisIndexGroups | Groups = None
-    reduction: Reduction | None = None
+    reduction: ReductionLike | None = None
     parameters: Mapping[str, Any] = {}
     name: str | None = None
 
@@ -147,7 +147,7 @@ class Collective(Generic[P]):
         operands: Sequence[Any],
         axis_name: AxisName,
         groups: Groups | AxisIndexGroups,
-        reduction: Reduction | None,
+        reduction: ReductionLike | None,
         parameters: Mapping[str, Any],
     ) -> Call:
         """The call with these parts; a `reduction` is left out where the collective takes none."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..groups import Groups
 from ..libraries import to_library_of
-from ..reduction import Reduction
+from ..reduction import Reduction, ReductionLike, as_reduction
 from .distributed import algorithms
 from .distributed.layout import Layout
 from .fold import Fold, fold_all, fold_groups, fold_spec, to_replicas
@@ -63,7 +63,7 @@ def psum(
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
-    reduction: Reduction | None = None,
+    reduction: ReductionLike | None = None,
 ) -> Call:
     """The sum over the replicas, on every replica.
 
@@ -73,7 +73,8 @@ def psum(
       Python number that is the same everywhere, the result is size times the number.
     - `axis_name`: a mapped axis, or a tuple of them; integers (from 0) are axes of `x` itself.
     - `axis_index_groups`: lists of replica indices, each index once; sums within each group.
-    - `reduction`: order, accumulator and rounding; None is that of the `gpusim.reduction` context.
+    - `reduction`: order, accumulator and rounding: what `gpusim.as_reduction` takes, a Reduction or
+      a text such as "ring accumulate=float32"; None is that of the `gpusim.reduction` context.
 
     **Returns**: the sums, in the shapes and dtypes of `x` (without its positional axes).
 
@@ -164,7 +165,7 @@ def pmean(
     axis_name: AxisName,
     *,
     axis_index_groups: AxisIndexGroups = None,
-    reduction: Reduction | None = None,
+    reduction: ReductionLike | None = None,
 ) -> Call:
     """The mean over the replicas, on every replica: the sum, divided by the group's size.
 
@@ -200,7 +201,7 @@ def all_reduce(
     x: Any,
     axis_name: AxisName,
     *,
-    reduction: Reduction,
+    reduction: ReductionLike,
     axis_index_groups: AxisIndexGroups = None,
 ) -> Call:
     """The fold over the replicas with any operator of `Reduction`.
@@ -212,6 +213,5 @@ def all_reduce(
     >>> gpusim.collectives.all_reduce(np.array([1, 2, 3, 4]), reduction=gpusim.Reduction(op="prod"))
     Result(value=array(24), mapped=False)
     """
-    if not isinstance(reduction, Reduction):
-        raise TypeError(f"all_reduce: reduction must be a gpusim.Reduction, got {reduction!r}")
-    return Call(all_reduce, (x,), axis_name, axis_index_groups, reduction)
+    chosen = as_reduction(reduction, "all_reduce: reduction")  # None too is refused
+    return Call(all_reduce, (x,), axis_name, axis_index_groups, chosen)

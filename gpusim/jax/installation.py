@@ -14,7 +14,7 @@ from jax._src import compiler, source_info_util
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import parallel
 
-from gpusim.reduction import Reduction
+from gpusim.reduction import Reduction, ReductionLike, as_reduction
 
 from . import ragged, sums
 from .lowering import board
@@ -24,10 +24,14 @@ for _file in (__file__, ragged.__file__, sums.__file__):
     source_info_util.register_exclusion(_file)  # calls are named by lines of the program
 
 
+#: A Reduction or its text for all axes, or a dict of what `as_reduction` takes, by axis name.
+GivenReductions = ReductionLike | Mapping[Any, ReductionLike | None] | None
+
+
 class Installation:
     """The functions and lowerings that `install` replaces in JAX.
 
-    **Attributes**: `reduction` and `timeout` as given to `install`.
+    **Attributes**: `reduction`, a Reduction or a dict of them, and `timeout`, both of `install`.
     """
 
     def __init__(self, reduction: Reductions, timeout: float) -> None:
@@ -68,7 +72,7 @@ _saved: Saved | None = None
 _current: Installation | None = None
 
 
-def install(reduction: Reductions = None, *, timeout: float = 60.0) -> Installation:
+def install(reduction: GivenReductions = None, *, timeout: float = 60.0) -> Installation:
     """Give programs for XLA:CPU `lax.ragged_all_to_all`, and sums with chosen bits.
 
     Programs stay as they are. `uninstall` restores JAX's own collectives, and another `install`
@@ -77,9 +81,9 @@ def install(reduction: Reductions = None, *, timeout: float = 60.0) -> Installat
     **Arguments**
 
     - `reduction`: how `lax.psum`, `lax.pmean`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin` and the
-      transposes of other collectives reduce. A `Reduction` holds for all axes; a dict has one for
-      each axis name (a tuple of names for a sum over several axes), and leaves other axes to XLA,
-      as None does. pmax and pmin have no order: NaN wins, and -0 is below +0.
+      transposes of other collectives reduce. A `Reduction`, or its text, holds for all axes; a dict
+      has one for each axis name (a tuple of names for a sum over several axes), and leaves other
+      axes to XLA, as None does. pmax and pmin have no order: NaN wins, and -0 is below +0.
     - `timeout`: a program ends with an error when devices wait for others in a collective, and
       none has come to one for this many seconds.
 
@@ -89,15 +93,15 @@ def install(reduction: Reductions = None, *, timeout: float = 60.0) -> Installat
     version; TypeError for a reduction of another type; ValueError for one that does not sum.
     """
     global _current
-    check_reductions(reduction)
+    chosen = checked_reductions(reduction)
     if not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
     made = board()
     if _saved is not None:
         uninstall()
-    _put(reduction)
+    _put(chosen)
     made.timeout, made.base = timeout, 0
-    _current = Installation(reduction, timeout)
+    _current = Installation(chosen, timeout)
     return _current
 
 
@@ -123,7 +127,9 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed(reduction: Reductions = None, *, timeout: float = 60.0) -> Iterator[Installation]:
+def installed(
+    reduction: GivenReductions = None, *, timeout: float = 60.0
+) -> Iterator[Installation]:
     """A block in which gpusim's collectives are installed; then what was before is again.
 
     Arguments and errors are those of `install`.
@@ -139,19 +145,23 @@ def installed(reduction: Reductions = None, *, timeout: float = 60.0) -> Iterato
             install(before.reduction, timeout=before.timeout).calls = calls
 
 
-def check_reductions(given: Any) -> None:
-    """Refuse what is not a Reduction that sums, or a dict of them."""
-    each = given.values() if isinstance(given, Mapping) else (given,)
-    for reduction in each:
-        if reduction is None:
-            continue
-        if not isinstance(reduction, Reduction):
-            raise TypeError(
-                f"reduction={given!r}: expected a gpusim.Reduction, a dict of them by axis name, "
-                "or None"
-            )
-        if reduction.op != "sum":
-            raise ValueError(f"reduction={given!r}: expected op='sum'")
+def checked_reductions(given: GivenReductions) -> Reductions:
+    """The Reduction, or the dict of them by axis name, of what `install` is given.
+
+    A dict is one by axis names. Its values may be mappings of a Reduction's fields.
+    """
+    if isinstance(given, Mapping):
+        return {axes: _checked(value, f"reduction[{axes!r}]") for axes, value in given.items()}
+    return _checked(given, "reduction")
+
+
+def _checked(given: ReductionLike | None, name: str) -> Reduction | None:
+    if given is None:
+        return None
+    chosen = as_reduction(given, name)
+    if chosen.op != "sum":
+        raise ValueError(f"{name}={given!r}: expected op='sum'")
+    return chosen
 
 
 def _put(reduction: Reductions) -> None:

@@ -15,7 +15,7 @@ from gpusim import fallback
 from gpusim.fallback import kernels
 
 from ..collectives import Call, Collective, dispatch
-from ..reduction import Reduction, current
+from ..reduction import Reduction, as_reduction, current
 from .axis_environment import axis_environment, diverging_axes
 from .mapped_array.array import Array, MappedArray, wrap_array
 from .mapped_array.memory import moves
@@ -38,13 +38,13 @@ def fold_directly(call: Call, operand: MappedArray) -> MappedArray | None:
         return None
     if moves or dispatch.record_call is not None or diverging_axes():
         return None
-    if given is not None and not isinstance(given, Reduction):
-        return None
     data = operand._data
     if type(data) is not np.ndarray or not data.dtype.isnative:
         return None
     state = current()
     reduction = state.reduction if given is None else given
+    if not isinstance(reduction, Reduction):
+        reduction = as_reduction(given, f"{call.name or collective.name}: reduction")
     fold = _fold(collective, reduction, data.dtype, data.shape)
     if fold is None:
         return None

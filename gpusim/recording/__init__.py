@@ -4,7 +4,7 @@ A record is a file of lines (calls only), or a folder with the lines in `calls.j
 for, whole arrays in `arrays/`. Where each rank is a process of its own, rank R writes
 `calls-R.jsonl`. A line is one JSON object, and its "kind" says what it is:
 
-- "launch", the first line: "format" (1), "gpusim" (the version), "ranks", and what the launch adds.
+- "launch", the first line: "format" (2), "gpusim" (the version), "ranks", and what the launch adds.
 - "group", before the first call of a group: its label "group", and "name", "description", "ranks".
 - "call": the fields of a `RecordedCall` that are not None.
 - "result", in a folder, when calls are complete: "calls", their [rank, sequence], and "results", a

@@ -21,7 +21,7 @@ from .arrays import ArrayFolder, digest_of, raw_bytes
 
 __all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow", "settings_of"]
 
-FORMAT = 1
+FORMAT = 2
 
 Value = tuple[str, tuple[int, ...], NDArray[Any]]
 """A tensor's dtype and shape, and its elements, of any dtype of the same width."""
@@ -41,8 +41,8 @@ class RecordedCall(NamedTuple):
     - `dtypes`, `shapes`, `bytes`: of the tensors that the rank passes; of those that it receives in
       recv and scatter.
     - `site`: file:line of the user's code.
-    - `op`, `reduction`: the operator ("SUM"), and the Reduction's fields that differ from their
-      defaults, with the order.
+    - `op`, `reduction`: the operator ("SUM"), and the text of the Reduction, as
+      `gpusim.as_reduction` takes it.
     - `reductions_before`: how many tensors the group reduced before, which stochastic rounding
       depends on.
     - `root`: of broadcast, reduce, gather and scatter.
@@ -64,7 +64,7 @@ class RecordedCall(NamedTuple):
     bytes: int
     site: str
     op: str | None = None
-    reduction: Mapping[str, Any] | None = None
+    reduction: str | None = None
     reductions_before: int | None = None
     root: int | None = None
     peer: int | None = None
@@ -76,13 +76,9 @@ class RecordedCall(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def settings_of(reduction: Any) -> dict[str, Any]:
-    """A Reduction as the record has it; the operator is the call's."""
-    return {
-        name: value if isinstance(value, (str, int)) else repr(value)
-        for name, value in reduction.settings().items()
-        if name != "op"
-    }
+def settings_of(reduction: Any) -> str:
+    """A Reduction as the record has it."""
+    return str(reduction)
 
 
 block_recorder: Recorder | None = None
@@ -240,7 +236,7 @@ class Recorder:
                 operation,
                 call.op or "",
                 ", ".join(dict.fromkeys(dtypes)),
-                (call.reduction or {}).get("order", ""),
+                (call.reduction or "").partition(" ")[0],
                 len(group.ranks),
                 group.description,
                 *(0, 0, 0),

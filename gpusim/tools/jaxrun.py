@@ -12,9 +12,9 @@ from typing import Any
 
 import gpusim
 from gpusim.optional import require
-from gpusim.reduction import Reduction
 from gpusim.tools import program
 from gpusim.tools.arguments import add_arrays, whole_number
+from gpusim.tools.options import add_reduction, reduction_of
 from gpusim.tools.program import NoProgramError
 
 __all__ = ["add"]
@@ -38,12 +38,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="how many devices JAX shows (default: %(default)s)",
     )
-    parser.add_argument(
-        "--reduction",
-        metavar="ORDER",
-        help="how sums are added: an order of gpusim.Reduction or the name of a twin, such as "
-        "gloo-ring (default: XLA adds)",
-    )
+    add_reduction(parser, default="XLA adds")
     parser.add_argument(
         "--record",
         type=Path,
@@ -69,7 +64,7 @@ class ProgramFailed(Exception):
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit code, or 0."""
     require("gpusim jaxrun needs", "jax")
-    reduction = None if options.reduction is None else Reduction(order=options.reduction)
+    reduction = reduction_of(options)
     if options.record is None and options.arrays is not None:
         raise ValueError("--arrays needs --record with a folder")
     if options.record is not None and reduction is None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpusim.fallback.orders import EXACT, FIXED, ORDERS
-from gpusim.reduction import Reduction
+from gpusim.reduction import Reduction, as_reduction
 from gpusim.tools.arguments import add_arrays
 
-__all__ = ["add_records", "add_reduction", "check_records", "check_reduction"]
-
-ORDER_NAMES = (*ORDERS, EXACT, FIXED)
+__all__ = ["add_records", "add_reduction", "check_records", "reduction_of"]
 
 
-def add_reduction(parser: argparse.ArgumentParser) -> None:
-    """Add --reduction."""
+def add_reduction(parser: argparse.ArgumentParser, default: str = "linear") -> None:
+    """Add --reduction; `default` is what its help says of sums without one."""
     parser.add_argument(
         "--reduction",
-        metavar="ORDER",
-        help=f"how sums are added: an order ({', '.join(ORDER_NAMES)}) or the name of "
-        f"a twin ({', '.join(Reduction.twins())}) (default: linear)",
+        metavar="TEXT",
+        help="how sums are added: an order, such as ring, or the name of a twin, such as "
+        "gloo-ring, and fields: 'ring accumulate=float32 wire=bfloat16'. The documentation's page "
+        f"on numerics has all of them, under 'A reduction as text' (default: {default})",
     )
 
 
@@ -52,10 +50,9 @@ def check_records(options: argparse.Namespace) -> None:
         raise ValueError("--arrays needs --record with a folder")
 
 
-def check_reduction(options: argparse.Namespace) -> None:
-    """**Raises**: ValueError for a --reduction that there is not."""
-    if options.reduction not in (None, *ORDER_NAMES, *Reduction.twins()):
-        raise ValueError(
-            f"--reduction {options.reduction}: expected an order ({', '.join(ORDER_NAMES)}) or the "
-            f"name of a twin ({', '.join(Reduction.twins())})"
-        )
+def reduction_of(options: argparse.Namespace) -> Reduction | None:
+    """The Reduction that --reduction says.
+
+    **Raises**: ValueError or TypeError for a text that says none.
+    """
+    return None if options.reduction is None else as_reduction(options.reduction, "--reduction")

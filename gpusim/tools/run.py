@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     """Run a script or a module; its exit code, or 0."""
     try:
         check(arguments)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         print(f"gpusim run: {error}", file=sys.stderr)
         return 1
     devices = (arguments.devices or 1) if arguments.device else 0
@@ -74,9 +74,9 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """**Raises**: ValueError for options that are wrong, or do not fit together."""
+    """**Raises**: ValueError or TypeError for options that are wrong, or do not fit together."""
     options.check_records(arguments)
-    options.check_reduction(arguments)
+    options.reduction_of(arguments)
     if arguments.devices is not None and not arguments.device:
         raise ValueError("--devices needs --device cpu")
     asked = [arguments.reduction, arguments.device, arguments.record, arguments.trace]

@@ -18,7 +18,7 @@ from ..collectives import Call, Collective
 from ..maps.bind import bind, read_groups
 from ..maps.lockstep import is_scalar
 from ..maps.names import AxisName, resolve_names, split_names
-from ..reduction import Reduction
+from ..reduction import Reduction, as_reduction
 from . import operators
 from .plan import CollectiveSpec
 
@@ -87,11 +87,21 @@ def run_on_tensors(call: Call) -> Any:
 
 def _spec(call: Call) -> CollectiveSpec:
     name, reduction = call.collective.name, call.reduction
+    text = None
     if reduction is not None and not isinstance(reduction, Reduction):
-        raise TypeError(f"{name}: reduction must be a gpusim.Reduction or None, got {reduction!r}")
+        if torch.compiler.is_dynamo_compiling():
+            reduction, text = None, _text(reduction, f"{name}: reduction")
+        else:
+            reduction = as_reduction(reduction, f"{name}: reduction")
     groups = None if call.groups is None else read_groups(call).members
     parameters = tuple([(key, _plain(value)) for key, value in call.parameters.items()])
-    return CollectiveSpec(call.collective.key, parameters, groups, reduction)
+    return CollectiveSpec(call.collective.key, parameters, groups, reduction, reduction_text=text)
+
+
+@torch.compiler.assume_constant_result
+def _text(given: Any, name: str) -> str:
+    """The text of a Reduction. torch.compile calls this, as it cannot trace how one is made."""
+    return str(as_reduction(given, name))
 
 
 def _plain(value: Any) -> Any:

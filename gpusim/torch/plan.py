@@ -19,7 +19,7 @@ from ..collectives import Call, Collective
 from ..collectives.record import COLLECTIVES, ShapeDtype
 from ..formats import Format
 from ..groups import Groups
-from ..reduction import Reduction, current
+from ..reduction import Reduction, as_reduction, current
 from ..wires import Wire
 from .axes import EnclosingAxis
 from .local import identity, own_slice, own_slice_transpose
@@ -40,6 +40,7 @@ class CollectiveSpec:
     - `numbers`: which leaves of the tree were Python numbers; they are not among the operands, and
       count as calls too.
     - `sizes`: the sizes of the axes where a graph was traced; () elsewhere.
+    - `reduction_text`: instead of `reduction` its text, where torch.compile traces the call.
     """
 
     collective: str
@@ -48,6 +49,7 @@ class CollectiveSpec:
     reduction: Reduction | None = None
     numbers: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+    reduction_text: str | None = None
 
     def encode(self) -> str:
         """JSON of the fields that are not at their default."""
@@ -57,7 +59,9 @@ class CollectiveSpec:
         return {
             "parameters": dict(self.parameters),
             "groups": self.groups,
-            "reduction": None if self.reduction is None else _to_json(self.reduction),
+            "reduction": self.reduction_text
+            if self.reduction is None
+            else _to_json(self.reduction),
             "numbers": self.numbers,
             "sizes": self.sizes,
         }
@@ -76,7 +80,7 @@ class CollectiveSpec:
             collective,
             _tuples(tuple(parts.get("parameters", {}).items())),
             _tuples(parts.get("groups")),
-            None if reduction is None else _from_json(reduction),
+            as_reduction(reduction) if isinstance(reduction, str) else _from_json(reduction),
             _tuples(parts.get("numbers", ())),
             _tuples(parts.get("sizes", ())),
         )

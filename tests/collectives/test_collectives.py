@@ -225,8 +225,10 @@ def test_bool_is_multiplied_as_int32():
 def test_sums_refuse_reductions_of_other_operators(name):
     with pytest.raises(ValueError, match=f"{name} needs a Reduction with op='sum', got op='max'"):
         getattr(collectives, name)(np.ones((2, 2)), reduction=Reduction(op="max"))
-    with pytest.raises(TypeError, match=f"{name}: reduction must be a gpusim.Reduction"):
-        getattr(collectives, name)(np.ones((2, 2)), reduction="ring")
+    with pytest.raises(TypeError, match=f"{name}: reduction: expected a gpusim.Reduction"):
+        getattr(collectives, name)(np.ones((2, 2)), reduction=3)
+    with pytest.raises(ValueError, match=f"{name}: reduction='rang': .* did you mean 'ring'"):
+        getattr(collectives, name)(np.ones((2, 2)), reduction="rang")
 
 
 # The reduction reaches the kernel

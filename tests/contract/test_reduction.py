@@ -157,7 +157,10 @@ def test_a_context_takes_a_reduction_and_changes_to_it() -> None:
         assert state.reduction is base or state.reduction == base
     with reduction(base, seed=4) as state:
         assert state.reduction == Reduction(order="tree", seed=4)
-    with pytest.raises(TypeError, match="expected a Reduction"), reduction("ring"):
+    with reduction("tree seed=3", seed=4) as state:
+        assert state.reduction == Reduction(order="tree", seed=4)
+    other: Any = 3
+    with pytest.raises(TypeError, match=r"expected a gpusim\.Reduction"), reduction(other):
         raise AssertionError("entered")
 
 

@@ -662,8 +662,9 @@ def programs_that_are_dropped_leave_nothing() -> None:
 
 def arguments_are_checked() -> None:
     for given, error, text in (
-        ({"reduction": "ring"}, TypeError, "expected a gpusim.Reduction"),
-        ({"reduction": {"i": "ring"}}, TypeError, "expected a gpusim.Reduction"),
+        ({"reduction": "rang"}, ValueError, "reduction='rang': expected an order"),
+        ({"reduction": {"i": "rang"}}, ValueError, "reduction['i']='rang': expected an order"),
+        ({"reduction": {"i": 3}}, TypeError, "reduction['i']: expected a gpusim.Reduction"),
         ({"reduction": Reduction(op="max")}, ValueError, "op='sum'"),
         ({"timeout": 0}, ValueError, "positive"),
     ):

@@ -171,7 +171,7 @@ def test_jaxrun_records_a_script(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "gpusim jaxrun: can't open file"),
-        (["--reduction", "sideways", "x.py"], 1, "order='sideways': expected one of"),
+        (["--reduction", "sideways", "x.py"], 1, "--reduction='sideways': expected an order"),
         (["--devices", "0", "x.py"], 2, "--devices"),
         (["--record", "a", "x.py"], 1, "--record needs --reduction: without it XLA adds"),
         (["--arrays", "all", "x.py"], 1, "--arrays needs --record"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,20 @@ def total(x: Any) -> Any:
     return lax.psum(x, "i")
 
 
+def by_text(x: Any) -> Any:
+    return lax.psum(x, "i", reduction="linear seed=1")
+
+
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "identity": (gpusim.vmap(lambda x: x, axis_name="i"), 27),
     "psum": (gpusim.vmap(total, axis_name="i"), 39),
+    "psum by a text": (gpusim.vmap(by_text, axis_name="i"), 39),
     "psum, map made anew": (lambda x: gpusim.vmap(total, axis_name="i")(x), 46),
     "psum of a tree": (gpusim.vmap(lambda x: total({"a": x, "b": x}), axis_name="i"), 121),
     "psum of an integer": (gpusim.vmap(lambda x: x + lax.psum(1, "i"), axis_name="i"), 58),
     "all_gather": (gpusim.vmap(lambda x: lax.all_gather(x, "i"), axis_name="i"), 76),
     "psum of stacked arrays": (collectives.psum, 35),
+    "psum of stacked arrays by a text": (partial(collectives.psum, reduction="linear seed=1"), 35),
 }
 
 

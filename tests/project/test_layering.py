@@ -32,7 +32,7 @@ LAYERS = """
     cuda
     figures reduction
     twins
-    deprecated recording wires
+    recording wires
     errors files formats groups libraries optional startup trees version
     fallback
     module_alias

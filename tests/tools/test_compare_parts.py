@@ -110,6 +110,29 @@ def record(folder: Path, calls: dict[int, list[tuple[str, int]]]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("written", "read_back"),
+    [
+        ({"order": "ring", "accumulate": "bfloat16", "seed": 3}, "ring accumulate=bfloat16 seed=3"),
+        (
+            {"order": "ring", "wire": "Wire('int8', scale='amax')"},
+            "ring, Wire('int8', scale='amax')",
+        ),
+        ("ring wire=int8:amax", "ring wire=int8:amax"),
+        (None, None),
+    ],
+)
+def test_reductions_of_records_are_texts(written: Any, read_back: Any, tmp_path: Path) -> None:
+    """Format 1 has a mapping of fields, whose values may be calls."""
+    path = record(tmp_path, {0: [("0", 0)]})
+    first, *others, call = map(json.loads, path.read_text().splitlines())
+    first["format"] = 2 if isinstance(written, str) else 1
+    call |= {} if written is None else {"reduction": written}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [first, *others, call]))
+    (event,) = read(path).events
+    assert event.first.reduction == read_back
+
+
 def test_events_are_in_an_order_that_every_rank_has(tmp_path: Path) -> None:
     calls = {
         2: [("2", 0), ("0", 0), ("2", 1)],

@@ -482,7 +482,7 @@ def test_what_was_called_is_shown_and_recorded(tmp_path: Path) -> None:
         assert lines[-1]["kind"] == "end"
         sums = [each for each in lines if each.get("operation") == "all_reduce"]
         assert {each["rank"] for each in sums} == {0, 1, 2}
-        assert {each["reduction"]["order"] for each in sums} == {"tree"}
+        assert {each["reduction"] for each in sums} == {"tree"}
         assert all("train.py:" in each["site"] for each in sums)
     assert json.loads((tmp_path / "trace-2.json").read_text())
 
@@ -546,7 +546,7 @@ def test_a_stranger_is_not_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--reduction", "no-such"], "--reduction no-such: expected an order"),
+        (["--reduction", "no-such"], "--reduction='no-such': expected an order"),
         (["--devices", "2"], "--devices needs --device cpu"),
         (["--arrays", "all"], "--arrays needs --record with a folder"),
     ],

@@ -276,7 +276,7 @@ def test_any_format_accumulates() -> None:
     assert rows[4].mean.relative_error == pytest.approx(
         error / np.linalg.norm(x.astype(np.float64).sum(axis=0))
     )
-    assert "Format(4, 6, has_infinities=False)" in rows[6].setting.name
+    assert "e4m6+has_infinities=false" in rows[6].setting.name
     with pytest.raises(ValueError, match="exponent_bits=12: expected 0 to 11"):
         sweep(x, accumulators=["e12m3"])
 
@@ -311,7 +311,7 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"orders": ["butterfly"]}, "order='butterfly': expected one of 'linear'"),
         (
             {"wires": ["int9:amax"], "orders": ["ring"]},
-            "wire='int9:amax': expected one of float64, .*, int8, int4, mxint8, or a format such",
+            "wire='int9:amax': format='int9': expected one of float16, .*, int8, int4, mxint8, or",
         ),
         ({"roundings": ["up"], "dtypes": ["float32"]}, "rounding='up': expected one of 'nearest'"),
         ({"roundings": ["up"]}, "rounding='up'"),

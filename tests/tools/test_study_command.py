@@ -65,7 +65,9 @@ def test_the_command_prints_a_table_and_writes_what_is_asked(
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0] == "Error of the sum: normal, 64 elements"
-    assert sum("float16, ring, stochastic" in line for line in lines) == 3
+    assert sum("float16, ring, stochastic" in line for line in lines) == 3 + 1
+    text = "ring accumulate=float16 rounding=stochastic"
+    assert lines.count(f"float16 added in float16, ring, stochastic    {text}") == 1
     assert "±" in shown.out and "overflow" not in shown.out
     for name in files:
         assert f"wrote {name}" in shown.err

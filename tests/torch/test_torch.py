@@ -357,9 +357,9 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         "psum's operand is a tensor of layout torch.sparse_coo",
     ),
     "reduction": (
-        lambda x: gt.psum(x, "i", reduction="ring"),  # type: ignore[arg-type]  # the case
-        TypeError,
-        "psum: reduction must be a gpusim.Reduction or None, got 'ring'",
+        lambda x: gt.psum(x, "i", reduction="rang"),
+        ValueError,
+        "psum: reduction='rang': expected an order",
     ),
     "index": (lambda x: gt.pgather(x, torch.tensor(-1), "i"), IndexError, "out of"),
     "indices": (lambda x: gt.pgather(x, x, "i"), TypeError, "pgather: idx must be integers"),

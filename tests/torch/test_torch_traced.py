@@ -251,6 +251,18 @@ def test_compiled_replicas_meet_in_threads() -> None:
     torch.testing.assert_close(gt.pmap(gradient, "i")(x), expected)
 
 
+@pytest.mark.parametrize("how", ["tree accumulate=bfloat16", {"order": "tree", "seed": 3}])
+def test_a_text_is_compiled_to_its_reduction(how: Any) -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return gt.psum(x, "i", reduction=how)
+
+    compiled = torch.compile(total, fullgraph=True, backend="eager")
+    x = torch.randn(R, 4)
+    known = gpusim.as_reduction(how)
+    expected = gt.vmap(lambda x: gt.psum(x, "i", reduction=known), axis_name="i")(x)
+    assert torch.equal(gt.pmap(compiled, "i")(x), expected)
+
+
 def test_modes_that_replicas_enter_are_left() -> None:
     """Also where each replica is in a mode as it waits for the others."""
 

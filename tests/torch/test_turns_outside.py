@@ -23,8 +23,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fallback.threads import cores
 from gpusim import DeadlockError, GpusimError, ReplicaError
+from gpusim.fallback.threads import cores
 from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
 from tests.oracles.machine_time import PATIENCE, until

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpusim.optional import require
 from gpusim.tools.arguments import call_range, whole_number
+from gpusim.tools.options import reduction_of
 
 __all__ = ["add"]
 
@@ -40,9 +41,7 @@ def add(commands: Any) -> None:
     )
     compare.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="two records")
     compare.add_argument("--replay", type=Path, metavar="RUN", help=REPLAY)
-    compare.add_argument(
-        "--reduction", metavar="ORDER", help="with --replay: an order, or the name of a twin"
-    )
+    compare.add_argument("--reduction", metavar="TEXT", help="with --replay: as gpusim torchrun's")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     compare.add_argument("--picture", type=Path, metavar="FILE", help="write the picture")
     compare.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -64,7 +63,7 @@ def add(commands: Any) -> None:
         metavar="N,N,...",
         help="numbers of ranks; the first is compared with each other one (default: %(default)s)",
     )
-    invariant.add_argument("--reduction", metavar="ORDER", help="as gpusim torchrun's")
+    invariant.add_argument("--reduction", metavar="TEXT", help="as gpusim torchrun's")
     invariant.add_argument(
         "--arrays", type=call_range, metavar="CALLS", help="as gpusim torchrun's, for amounts"
     )
@@ -91,9 +90,9 @@ def run_compare(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     from gpusim.tools.compare.runs import read
 
     if options.replay is None and (len(options.runs) != 2 or options.reduction is not None):
-        parser.error("expected two records, or --replay RUN --reduction ORDER")
+        parser.error("expected two records, or --replay RUN --reduction TEXT")
     if options.replay is not None and (options.runs or options.reduction is None):
-        parser.error("--replay: expected --reduction ORDER, and no other record")
+        parser.error("--replay: expected --reduction TEXT, and no other record")
     if options.picture is not None:
         figures.check_suffix(options.picture)
     if options.replay is not None:
@@ -120,6 +119,7 @@ def run_invariant(options: argparse.Namespace) -> int:
     from gpusim.tools.compare.runs import read
 
     require("gpusim invariant needs", "torch")
+    reduction_of(options)  # an error here, and not of each run
     if not Path(options.script).exists():
         raise FileNotFoundError(f"{options.script}: there is no such file")
     with tempfile.TemporaryDirectory() as scratch:

@@ -407,7 +407,7 @@ def _folds(run: Run, event: Event) -> list[str] | None:
     for inputs, total in tried:
         found = [match.candidate.name for match in infer(inputs, total, **keywords) if match.equal]
         if found:
-            recorded = (event.first.reduction or {}).get("order")
+            recorded = (event.first.reduction or "").partition(" ")[0]
             return sorted(found, key=lambda name: name != recorded)
     return []
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.reduction import Reduction
+from gpusim.reduction import Reduction, ReductionLike, as_reduction
 from gpusim.tools.compare.comparing import (
     Comparison,
     Row,
@@ -25,15 +25,15 @@ __all__ = ["replay"]
 Leaves = list[tuple[NDArray[Any], NDArray[Any]]]
 
 
-def replay(run: Run, reduction: str) -> Comparison:
-    """Reduce the operands of each reduction again, by an order or a twin, and compare the results.
+def replay(run: Run, reduction: ReductionLike) -> Comparison:
+    """Reduce the operands of each reduction again, by this Reduction, and compare the results.
 
     Each call gets the operands that were recorded: differences do not grow from call to call.
 
-    **Raises**: ValueError if no reduction has whole operands and results, and for an order that is
-    none or that lacks the operation.
+    **Raises**: ValueError if no call has whole operands and results, and for a Reduction that lacks
+    the operation; and as `as_reduction`.
     """
-    chosen = Reduction(order=reduction)
+    chosen = as_reduction(reduction, "--reduction")
     rows: list[Row] = []
     verdict: Verdict | None = None
     for event in run.events:
@@ -54,7 +54,7 @@ def replay(run: Run, reduction: str) -> Comparison:
         )
         rows.append(row)
         if found.differing and verdict is None:
-            reductions = {"a": first.reduction, "b": {"order": reduction}}
+            reductions = {"a": first.reduction, "b": str(chosen)}
             verdict = Verdict(
                 "collective",
                 first,
@@ -68,7 +68,7 @@ def replay(run: Run, reduction: str) -> Comparison:
             f"{run.path}: no reduction with whole operands and results; record with --arrays all"
         )
     replayed = copy(run)
-    replayed.path = run.path.with_name(f"{run.path.name}, {reduction}")
+    replayed.path = run.path.with_name(f"{run.path.name}, {chosen}")
     return Comparison(run, replayed, verdict, rows)
 
 

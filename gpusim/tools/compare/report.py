@@ -146,7 +146,7 @@ def _fold(name: str, found: Verdict) -> list[str]:
     recorded = found.reductions.get(name)
     stated = ""
     if recorded:
-        stated = f" Its record says {', '.join(map(str, recorded.values()))}."
+        stated = f" Its record says {recorded}."
     names = found.folds.get(name)
     if names is None:
         return [f"{name}:{stated.replace('Its', 'its', 1)}"] if stated else []

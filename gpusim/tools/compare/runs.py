@@ -16,9 +16,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusim.reduction import as_reduction
+
 __all__ = ["Call", "Event", "Run", "Traced", "read"]
 
-FORMAT = 1
+FORMATS = (1, 2)
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
 
@@ -59,7 +61,7 @@ class Call:
     site: str
     number: int | None = None
     op: str | None = None
-    reduction: Mapping[str, Any] | None = None
+    reduction: str | None = None
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
@@ -164,8 +166,8 @@ def read(path: Path) -> Run:
             try:
                 kind = line.get("kind")
                 if kind == "launch":
-                    if line["format"] != FORMAT:
-                        raise ValueError(f"format {line['format']}, expected {FORMAT}")
+                    if line["format"] not in FORMATS:
+                        raise ValueError(f"format {line['format']}, expected one of {FORMATS}")
                     if run is None:
                         run = Run(path, int(line["ranks"]), line)
                     if run.ranks != line["ranks"]:
@@ -219,12 +221,22 @@ def _call(line: Mapping[str, Any]) -> Call:
     for name in ("send_counts", "receive_counts"):
         if name in fields:
             fields[name] = tuple(fields[name])
+    if isinstance(fields.get("reduction"), Mapping):  # of a record of format 1
+        fields["reduction"] = _text_of(fields["reduction"])
     return Call(
         **fields,
         operands=_traced(line["operands"]) if "operands" in line else None,
         dtypes=tuple(line["dtypes"]),
         shapes=tuple(map(tuple, line["shapes"])),
     )
+
+
+def _text_of(reduction: Mapping[str, Any]) -> str:
+    """The text of a Reduction's fields; of those that format 1 has as a call, the values."""
+    try:
+        return str(as_reduction(reduction))
+    except (TypeError, ValueError):
+        return ", ".join(map(str, reduction.values()))
 
 
 def _traced(given: Any) -> list[Traced]:

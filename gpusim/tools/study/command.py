@@ -139,6 +139,12 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         ("wire", None, "what is sent is rounded: none, bfloat16, int8:amax:64@ends, mx:..."),
         ("hierarchy", None, "replicas of a group, and the order across: none, 8, 8:tree"),
         (
+            "reduction",
+            None,
+            "whole reductions instead of these, as gpusim torchrun's --reduction: "
+            "'ring accumulate=float32,gloo-ring'",
+        ),
+        (
             "replicas",
             None,
             "numbers of replicas (default: 2..1024, as far as the input has them, and integers "
@@ -319,6 +325,7 @@ def _plan(arguments: argparse.Namespace) -> Sweep:
             tensor=arguments.tensor,
             wires=arguments.wire,
             hierarchies=arguments.hierarchy,
+            reductions=arguments.reduction,
         )
     for warning in caught:
         print(f"gpusim study: {warning.message}", file=sys.stderr)

@@ -23,6 +23,7 @@ OPTIONS = {
     "ops": "--op",
     "wires": "--wire",
     "hierarchies": "--hierarchy",
+    "reductions": "--reduction",
     "seeds": "--seeds",
 }
 """The options of the command by the arguments of `sweep`."""
@@ -33,28 +34,16 @@ def command(arguments: dict[str, Any]) -> str:
 
     >>> command({"input": "normal", "replicas": [2, 4], "dtypes": ["e5m6"], "seeds": [0, 1, 2]})
     'gpusim study --input normal --replicas 2,4 --dtype e5m6 --seeds 0..2'
-    >>> command({"input": None, "replicas": [2], "dtypes": ["Format(4, 3, bias=3)"]})
-    'gpusim.study.sweep(array, replicas=[2], dtypes=[gpusim.Format(4, 3, bias=3)])'
+    >>> command({"input": None, "replicas": [2], "dtypes": ["e4m3+bias=3"]})
+    "gpusim.study.sweep(array, replicas=[2], dtypes=['e4m3+bias=3'])"
     """
-    formats = [name for key in ("dtypes", "accumulators") for name in arguments.get(key, ())]
-    if arguments["input"] is None or any(map(_is_call, formats)):
-        first = "array" if arguments["input"] is None else repr(arguments["input"])
-        rest = (f"{key}={_python(value)}" for key, value in arguments.items() if key != "input")
-        return f"gpusim.study.sweep({', '.join([first, *rest])})"
+    if arguments["input"] is None:
+        rest = (f"{key}={value!r}" for key, value in arguments.items() if key != "input")
+        return f"gpusim.study.sweep({', '.join(['array', *rest])})"
     words = ["gpusim", "study"]
     for key, value in arguments.items():
         words += [OPTIONS[key], _option(value, counting=key == "seeds")]
     return shlex.join(words)
-
-
-def _is_call(format_name: str) -> bool:
-    return "(" in format_name
-
-
-def _python(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    return f"gpusim.{value}" if isinstance(value, str) and _is_call(value) else repr(value)
 
 
 def _option(value: Any, counting: bool) -> str:

@@ -56,6 +56,8 @@ def write(study: Study, path: Path) -> Path:
         cells, columns = table.cells(study, chosen), table.columns(study, chosen)
         parts += [f"<h2>{title}</h2>", html_table(columns, cells, table.breaks(study), table.LEFT)]
     parts += [f"<p>{escape(note)}.</p>" for note in table.notes(study)]
+    texts = html_table(["setting", "text"], table.texts(study), left=table.LEFT)
+    parts += ["<h2>The settings as text, for --reduction and reduction=</h2>", texts]
     return write_page("Precision study", [*parts, _about(study.about)], path)
 
 

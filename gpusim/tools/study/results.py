@@ -74,8 +74,9 @@ class Row:
             figures[f"{name}_spread"] = getattr(self.spread, name)
         many = len(self.seeds) if self.setting.stochastic else None
         place = {"tensor": self.tensor, "replicas": self.replicas}
-        more = {"wire": None, "hierarchy": None}
-        fields = more | self.setting.record | {"bytes_sent": self.bytes_sent}
+        more: dict[str, Any] = {"wire": None, "hierarchy": None}
+        fields = more | self.setting.record | {"reduction": self.setting.text}
+        fields |= {"bytes_sent": self.bytes_sent}
         return {**place, **fields, "seeds": many, **figures}
 
 
@@ -139,6 +140,7 @@ class Study:
                 "tensor": m.tensor,
                 "replicas": m.replicas,
                 **m.setting.record,
+                "reduction": str(m.setting.reduction(m.seed)),
                 "seed": m.seed,
                 **asdict(m.metrics),
             }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,9 +23,17 @@ from gpusim.fallback.orders import FIXED
 from gpusim.fallback.schedules import Schedule
 from gpusim.fallback.spec import FIXED_TYPES
 from gpusim.formats import Format, as_format
-from gpusim.reduction import Reduction
+from gpusim.reduction import Reduction, ReductionLike, as_reduction
+from gpusim.reduction.text import (
+    UNNAMED,
+    format_of,
+    format_text,
+    is_format_text,
+    wire_of,
+    wire_text,
+)
 from gpusim.twins import TWINS
-from gpusim.wires import NAMED, Wire
+from gpusim.wires import Wire
 
 __all__ = [
     "FORMATS",
@@ -34,6 +42,7 @@ __all__ = [
     "ValueFormat",
     "accumulator",
     "accumulator_rule",
+    "as_settings",
     "carrier",
     "floating",
     "format_name",
@@ -103,13 +112,10 @@ def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
 
 
 def accumulator(given: Any, name: str = "accumulate") -> ValueFormat:
-    """A floating-point dtype or Format; "e5m6" is `gpusim.Format(5, 6)`."""
-    bits = re.fullmatch(r"e(\d+)m(\d+)", given) if isinstance(given, str) else None
-    if bits is not None:
-        try:
-            return Format(int(bits[1]), int(bits[2]))
-        except ValueError as error:
-            raise ValueError(f"{name}={given!r}: {error}") from None
+    """A floating-point dtype or Format; "e5m6" is `gpusim.Format(5, 6)`, "e4m3+bias=8" another."""
+    if isinstance(given, str) and is_format_text(given):
+        found: Format = format_of(given, {}, name)
+        return found
     return as_format(given) or floating(given, name)
 
 
@@ -129,12 +135,8 @@ def carrier(target: ValueFormat) -> np.dtype[Any]:
 
 
 def format_name(given: ValueFormat) -> str:
-    """The name that `accumulator` takes; for other Formats their description."""
-    if isinstance(given, np.dtype):
-        return given.name
-    if given == Format(given.exponent_bits, given.mantissa_bits):
-        return f"e{given.exponent_bits}m{given.mantissa_bits}"
-    return repr(given)
+    """The text that `accumulator` takes."""
+    return format_text(given)
 
 
 def narrow_info(given: ValueFormat) -> FormatInfo | None:
@@ -159,44 +161,18 @@ def wire(given: Any) -> Wire | None:
     if not isinstance(given, (str, Wire)):
         given = Wire(given)
     if isinstance(given, str):
-        text, _, at = given.partition("@")
-        name, *rest = text.removeprefix("mx:").split(":")
-        more: dict[str, Any] = {"at": at} if at else {}
-        if len(rest) > 2 - text.startswith("mx:") or not all(rest):
-            raise ValueError(
-                f"wire={given!r}: expected FORMAT, FORMAT:SCALE, FORMAT:SCALE:BLOCK or mx:FORMAT, "
-                "and @hops, @ends, @members or @result"
-            )
-        if len(rest) == 2:
-            more["block"] = int(rest[1]) if rest[1].isdigit() else rest[1]
-        try:
-            if text.startswith("mx:"):
-                given = Wire.mx(name, *rest[:1], **more)
-            else:
-                given = Wire(_wire_format(name), *rest[:1], **more)
-        except ValueError as error:
-            raise ValueError(f"wire={given!r}: {error}") from None
+        given = wire_of(given)
+        if given.rounding != "nearest":
+            text = wire_text(given)
+            raise ValueError(f"wire={text!r}: expected no rounding; it is the setting's")
     if given.block == "row":
         raise ValueError("wire block='row': expected a number; a study's values have no rows")
     return given
 
 
-def _wire_format(name: str) -> Any:
-    if name in NAMED:
-        return name
-    try:
-        return accumulator(name, "wire")
-    except ValueError as error:
-        formats, _, more = str(error).removeprefix(f"wire={name!r}: ").partition(", or ")
-        raise ValueError(f"{formats}, {', '.join(NAMED)}, or {more}") from None
-
-
 def wire_name(given: Wire) -> str:
     """The text that `wire` takes; the rounding is the setting's."""
-    name = given.format if isinstance(given.format, str) else format_name(given.format)  # type: ignore[arg-type]
-    parts = [name, *([given.scale] if given.scale else [])]
-    parts += [str(given.block)] if given.block is not None else []
-    return ":".join(parts) + (f"@{given.at}" if given.at != "hops" else "")
+    return wire_text(replace(given, rounding="nearest"))
 
 
 Hierarchy = tuple[int, str | None]
@@ -228,6 +204,8 @@ def hierarchy_name(given: Hierarchy) -> str:
 class Setting:
     """A format in which values travel, and how they are added; everything but the seed.
 
+    `given` is a whole Reduction; the fields beside it say what it has in common with others.
+
     >>> Setting(floating("bfloat16"), floating("float32"), "tree", "stochastic").name
     'bfloat16 added in float32, tree, stochastic'
     """
@@ -239,9 +217,22 @@ class Setting:
     op: str = "sum"
     wire: Wire | None = None
     groups: Hierarchy | None = None
+    given: Reduction | None = None
+
+    @property
+    def text(self) -> str:
+        """The Reduction as text, with the seed 0, for everything that takes a Reduction.
+
+        >>> Setting(floating("bfloat16"), floating("float32"), "tree", "stochastic").text
+        'tree accumulate=float32 rounding=stochastic'
+        """
+        return str(self.reduction(0))
 
     @property
     def name(self) -> str:
+        if self.given is not None:
+            mean = ", mean" if self.op == "mean" else ""
+            return f"{format_name(self.dtype)}, {self.text}{mean}"
         parts = [f"{format_name(self.dtype)} added in {format_name(self.accumulate)}", self.order]
         if self.groups is not None:
             size, across = self.groups
@@ -265,16 +256,20 @@ class Setting:
             "rounding": self.rounding,
             "op": self.op,
         }
+        fields |= {} if self.given is None else {"reduction": self.text}
         fields |= {} if self.wire is None else {"wire": wire_name(self.wire)}
         return fields | ({} if self.groups is None else {"hierarchy": hierarchy_name(self.groups)})
 
     @property
     def in_phases(self) -> bool:
         """Whether messages are rounded, or replicas grouped, so that a value is folded whole."""
-        return self.wire is not None or self.groups is not None or self.order == FIXED
+        in_levels = self.wire is not None or self.groups is not None
+        return in_levels or self.order == FIXED or self.given is not None
 
     def reduction(self, seed: int) -> Reduction:
         """The Reduction that this setting is, with a seed."""
+        if self.given is not None:
+            return _seeded(self.given, seed) if self.given.draws else self.given
         plain = self._level(self.order, seed)
         if self.groups is None:
             return plain
@@ -289,6 +284,52 @@ class Setting:
         sent = None if self.wire is None else replace(self.wire, rounding=self.rounding)
         held = self.accumulate if _fits(self.accumulate, order) else None
         return Reduction("sum", order, held, rounding, seed, wire=sent)
+
+
+def _seeded(reduction: Reduction, seed: int) -> Reduction:
+    across = None if reduction.across is None else _seeded(reduction.across, seed)
+    return replace(reduction, seed=seed, across=across)
+
+
+def as_settings(
+    dtypes: Iterable[Any], reductions: Iterable[ReductionLike], ops: Iterable[str]
+) -> list[Setting]:
+    """The settings of whole Reductions.
+
+    **Raises**: ValueError for one that does not sum or that has no text, TypeError for a dtype that
+    a twin's engine does not add; and as `as_reduction`.
+
+    >>> for setting in as_settings(["float16"], ["tree", "ring wire=bfloat16"], ["sum"]):
+    ...     print(setting.name)
+    float16, tree
+    float16, ring wire=bfloat16
+    """
+    found: dict[Setting, None] = {}
+    for dtype, given, op in product(map(value_format, dtypes), reductions, _checked_ops(ops)):
+        chosen = as_reduction(given)
+        text = str(chosen)
+        if chosen.op != "sum" or UNNAMED in text:
+            raise ValueError(f"reduction={given!r:.200}: expected op='sum', and an order by name")
+        default = _chosen("contract", dtype, chosen.order)  # refuses what an engine does not add
+        across = chosen.across
+        groups: Hierarchy | None = None
+        if across is not None:
+            groups = int(chosen.groups_of or 1), str(across).partition(" ")[0]
+        rounding = "stochastic" if chosen.draws else "nearest"
+        order = text.partition(" ")[0]
+        sent = chosen.wire
+        assert sent is None or isinstance(sent, Wire)
+        accumulate: Any = default if chosen.accumulate is None else chosen.accumulate
+        found[Setting(dtype, accumulate, order, rounding, op, sent, groups, chosen)] = None
+    return list(found)
+
+
+def _checked_ops(ops: Iterable[str]) -> list[str]:
+    found = list(ops)
+    for op in found:
+        if op not in ("sum", "mean"):
+            raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")
+    return found
 
 
 def grid(
@@ -333,9 +374,7 @@ def grid(
     found: dict[Setting, None] = {}
     for rounding in lists["roundings"]:
         Reduction(rounding=rounding)  # checks it, also where nothing draws
-    for op in lists["ops"]:
-        if op not in ("sum", "mean"):
-            raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")
+    _checked_ops(lists["ops"])
     across = [groups[1] for groups in lists["hierarchies"] if groups and groups[1]]
     for order in [*lists["orders"], *across]:
         if order not in ORDERS:
@@ -412,7 +451,7 @@ def accumulator_rule(given: Any) -> str | ValueFormat:
         raise ValueError(f"{error}; in the order fixed {', '.join(FIXED_TYPES)}") from None
 
 
-def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str) -> ValueFormat:
+def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str | Schedule) -> ValueFormat:
     """The accumulator of an order. **Raises**: TypeError if its engine does not add the dtype."""
     if not isinstance(rule, str):
         return rule
@@ -436,7 +475,7 @@ def items(given: Any) -> list[Any]:
     """
     if isinstance(given, str):
         return [part.strip() for part in given.split(",") if part.strip()]
-    if isinstance(given, (type, np.dtype)) or not isinstance(given, Iterable):
+    if isinstance(given, (type, np.dtype, Mapping)) or not isinstance(given, Iterable):
         return [given]
     return list(given)
 

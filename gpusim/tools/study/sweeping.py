@@ -22,6 +22,7 @@ from gpusim.fallback.formats import FLOAT64
 from gpusim.fallback.schedules import Schedule
 from gpusim.fallback.spec import check_room
 from gpusim.formats import Format, FormatLike, kernel_format
+from gpusim.reduction import ReductionLike
 from gpusim.tools.info import usable_cores
 from gpusim.tools.progress import Advance, progress, silent
 from gpusim.tools.study.arrays import GRADIENTS, Source
@@ -34,6 +35,7 @@ from gpusim.tools.study.settings import (
     Setting,
     ValueFormat,
     accumulator_rule,
+    as_settings,
     carrier,
     format_name,
     grid,
@@ -162,29 +164,22 @@ def plan(
     tensor: str | None = None,
     wires: Iterable[Wire | DTypeLike | None] | Wire | DTypeLike | None = None,
     hierarchies: Iterable[int | str | None] | int | str | None = None,
+    reductions: Iterable[ReductionLike] | ReductionLike | None = None,
 ) -> Sweep:
     """Check the arguments of `sweep`, whose docstring describes them and the errors."""
-    if preset not in PRESETS:
-        raise ValueError(f"preset={preset!r}: expected one of {', '.join(PRESETS)}")
-    chosen = dict(PRESETS[preset])
-    lists = {"accumulators": accumulators, "orders": orders, "roundings": roundings}
-    given = {name: items(chosen[name] if v is None else v) for name, v in lists.items()}
     formats = [value_format(dtype) for dtype in items(dtypes)]
-    rules = list(map(accumulator_rule, given["accumulators"]))
+    lists = {
+        "accumulators": accumulators,
+        "orders": orders,
+        "roundings": roundings,
+        "wires": wires,
+        "hierarchies": hierarchies,
+    }
     notes: list[str] = []
-    sent = [wire(each) for each in ([None] if wires is None else items(wires))]
-    groups = [None] if hierarchies is None else items(hierarchies)
-    levels = [hierarchy(each) for each in groups]
-    settings = grid(
-        formats,
-        rules,
-        given["orders"],
-        given["roundings"],
-        items(ops),
-        left_out=notes if orders is None else None,
-        wires=sent,
-        hierarchies=levels,
-    )
+    if reductions is None:
+        settings, repeated = _combined(formats, preset, items(ops), lists, notes)
+    else:
+        settings, repeated = _whole_reductions(formats, items(ops), items(reductions), lists)
     words = whole_numbers("seeds", seeds, 0)
     if max(words) >= 2**64:
         raise ValueError(f"seeds: {max(words)} given, expected integers from 0 to 2**64 - 1")
@@ -217,20 +212,67 @@ def plan(
         "input_seed": input_seed or None,
         "replicas": counts,
         "dtypes": list(dict.fromkeys(map(format_name, formats))),
+        **repeated,
+        "seeds": words,
+    }
+    arguments = {k: v for k, v in arguments.items() if v is not None or k == "input"}
+    return Sweep(sources, settings, counts, words, factor, arguments, tuple(notes))
+
+
+def _combined(
+    formats: list[ValueFormat],
+    preset: str,
+    ops: list[str],
+    lists: dict[str, Any],
+    notes: list[str],
+) -> tuple[list[Setting], dict[str, Any]]:
+    """The settings of all combinations, and the arguments that repeat them."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset={preset!r}: expected one of {', '.join(PRESETS)}")
+    defaults = {**PRESETS[preset], "wires": [None], "hierarchies": [None]}
+    given = {name: items(defaults[name] if v is None else v) for name, v in lists.items()}
+    rules = list(map(accumulator_rule, given["accumulators"]))
+    sent = [wire(each) for each in given["wires"]]
+    levels = [hierarchy(each) for each in given["hierarchies"]]
+    settings = grid(
+        formats,
+        rules,
+        given["orders"],
+        given["roundings"],
+        ops,
+        left_out=notes if lists["orders"] is None else None,
+        wires=sent,
+        hierarchies=levels,
+    )
+    wire_names = ["none" if w is None else wire_name(w) for w in sent]
+    level_names = ["none" if h is None else hierarchy_name(h) for h in levels]
+    return settings, {
         "accumulators": list(map(rule_name, rules)),
         # The preset's orders are not every dtype's where it leaves some out.
         "preset": preset if notes else None,
         "orders": None if notes else given["orders"],
         "roundings": given["roundings"],
-        "ops": items(ops),
-        "wires": ["none" if w is None else wire_name(w) for w in sent] if wires else None,
-        "hierarchies": ["none" if h is None else hierarchy_name(h) for h in levels]
-        if hierarchies
-        else None,
-        "seeds": words,
+        "ops": ops,
+        "wires": wire_names if lists["wires"] else None,
+        "hierarchies": level_names if lists["hierarchies"] else None,
     }
-    arguments = {k: v for k, v in arguments.items() if v is not None or k == "input"}
-    return Sweep(sources, settings, counts, words, factor, arguments, tuple(notes))
+
+
+def _whole_reductions(
+    formats: list[ValueFormat],
+    ops: list[str],
+    reductions: list[Any],
+    lists: dict[str, Any],
+) -> tuple[list[Setting], dict[str, Any]]:
+    """The settings of whole Reductions, and the arguments that repeat them."""
+    for name, value in lists.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r}: expected none beside reductions, which say it")
+    if not reductions:
+        raise ValueError("reductions is empty: a sweep needs at least one")
+    settings = as_settings(formats, reductions, ops)
+    texts = [str(setting.given) for setting in settings]
+    return settings, {"reductions": list(dict.fromkeys(texts)), "ops": ops}
 
 
 def _have_room(settings: list[Setting], replicas: int) -> bool:
@@ -295,6 +337,7 @@ def sweep(
     tensor: str | None = None,
     wires: Iterable[Wire | DTypeLike | None] | Wire | DTypeLike | None = None,
     hierarchies: Iterable[int | str | None] | int | str | None = None,
+    reductions: Iterable[ReductionLike] | ReductionLike | None = None,
     store: str | PathLike[str] | None = None,
     resume: bool = False,
     threads: int | None = None,
@@ -343,6 +386,8 @@ def sweep(
       1 GiB over all replicas.
     - `hierarchies`: None or "none"; the replicas of a group, 8; or with the order across the
       groups, "8:tree". Else that is the order in the groups.
+    - `reductions`: whole Reductions instead of these settings, as `gpusim.as_reduction` takes them:
+      "tree accumulate=float32". Where they draw, `seeds` replace theirs. They fold values whole.
     - `store`: a file that keeps every measurement as soon as it is made. If the input cannot be
       measured, a store that this call made is removed.
     - `resume`: go on with what `store` holds; it may have been swept with other settings.
@@ -386,6 +431,7 @@ def sweep(
         tensor=tensor,
         wires=wires,
         hierarchies=hierarchies,
+        reductions=reductions,
     )
     path = None if store is None else Path(store)
     begun = command(planned.arguments)

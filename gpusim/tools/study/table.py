@@ -24,6 +24,7 @@ __all__ = [
     "notes",
     "show",
     "show_training",
+    "texts",
     "training_cells",
     "training_columns",
 ]
@@ -59,7 +60,7 @@ MAIN = ("relative_error", "input_error", "max_ulp", "bias", "correct")
 DETAILS = ("cosine", "error_p50", "error_p90", "error_p99", "error_max", "sign_flips")
 IF_ANY = ("overflowed", "infinite_input")
 """Figures that are added to a table if they are not zero."""
-LEFT = ("tensor", "setting", "format")
+LEFT = ("tensor", "setting", "format", "text")
 """The headings of the columns of text."""
 
 
@@ -118,12 +119,20 @@ def notes(study: Study) -> list[str]:
     return [*study.about.get("notes", ()), *([infinite] if share else [])]
 
 
+def texts(study: Study) -> Cells:
+    """Each setting, and its Reduction as text."""
+    return [[setting.name, setting.text] for setting in study.settings]
+
+
 def show(study: Study, chosen: Sequence[str] = MAIN) -> None:
     """Print a study's table."""
     title = f"Error of the {study.op}: {study.input}"
     print_table(title, columns(study, chosen), cells(study, chosen), breaks(study), LEFT)
     for note in notes(study):
         print(f"\n{note}")
+    print()
+    title = "As text, for --reduction and reduction="
+    print_table(title, ["setting", "text"], texts(study), left=LEFT)
 
 
 def training_columns() -> list[str]:

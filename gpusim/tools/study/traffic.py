@@ -16,7 +16,7 @@ from gpusim.fallback.orders import FIXED
 from gpusim.fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
 from gpusim.fallback.spec import FIXED_TYPES, check_room, is_exact
 from gpusim.formats import Format, FormatLike
-from gpusim.reduction import Reduction
+from gpusim.reduction import Reduction, ReductionLike, as_reduction
 from gpusim.tools.study.settings import ValueFormat, carrier, value_format
 from gpusim.wires import Wire, as_wire
 
@@ -24,7 +24,7 @@ __all__ = ["bytes_sent"]
 
 
 def bytes_sent(
-    reduction: Reduction,
+    reduction: ReductionLike,
     members: int,
     elements: int,
     dtype: DTypeLike | FormatLike,
@@ -70,6 +70,7 @@ def bytes_sent(
             f"members={members}, elements={elements}: expected at least one member, and no fewer "
             "than 0 elements"
         )
+    reduction = as_reduction(reduction)
     check_room(fold_spec(reduction), members)
     values = value_format(dtype)
     sent = _Values(carrier(values), _width(values))

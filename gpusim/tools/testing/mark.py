@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpusim.reduction import Reduction
+from gpusim.reduction import as_reduction
 from gpusim.runtime import environment
 
 __all__ = ["RanksMark", "count_of", "has_own_rank", "mark_of", "parametrize", "prepare"]
@@ -69,12 +69,11 @@ class RanksMark:
             )
         if self.order is not None and not isinstance(self.order, str):
             raise TypeError(f"order={self.order!r}: expected a name; reduction= takes a Reduction")
-        given = self.reduction if self.order is None else self.order
-        if isinstance(given, str):
-            given = Reduction(order=given)
+        name = "reduction" if self.order is None else "order"
+        given: Any = getattr(self, name)
         of_torch = self.axis is None and not self.processes
-        if not isinstance(given, Reduction | None) and not (of_torch and callable(given)):
-            raise TypeError(f"reduction={given!r}: expected a gpusim.Reduction, or a name")
+        if given is not None and not (of_torch and callable(given)):
+            given = as_reduction(given, name)
         object.__setattr__(self, "reduction", given)
 
     @property

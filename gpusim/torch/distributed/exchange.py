@@ -654,7 +654,7 @@ def describe(terms: Terms) -> str:
         elif name == "root":
             rest.append(f"root {value}")
         elif name == "reduction" and value is not None:
-            rest.append(str(value.order))
+            rest.append(str(value))
     return f"{terms['operation']}({', '.join(rest)}){_where(terms['device'])}"
 
 

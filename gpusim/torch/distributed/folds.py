@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpusim.fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
 from ...collectives.fold import fold_spec
 from ...collectives.kernels import replace_fields, run_fold
 from ...libraries import call_on_bits
-from ...reduction import Reduction, current
-from ...twins import SETTINGS, TWINS, nccl_ring
+from ...reduction import Reduction, as_reduction, current
+from ...twins import TWINS, nccl_ring
 from .memory import Array
 
 __all__ = [
@@ -55,8 +54,8 @@ class FoldCall(NamedTuple):
 
 
 Chooser = Callable[[FoldCall], Reduction]
-#: A Reduction, the name of its order or twin, or a function of a FoldCall that returns either.
-ReductionLike = Reduction | str | Callable[[FoldCall], Any]
+#: What `gpusim.as_reduction` takes, or a function of a FoldCall that returns that.
+ReductionLike = Reduction | str | Mapping[str, Any] | Callable[[FoldCall], Any]
 
 #: An average that multiplies the sum by 1 / R.
 RECIPROCAL = "AVG by reciprocal"
@@ -78,28 +77,20 @@ class OneReduction:
 def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
     """A function that chooses the Reduction; None for None.
 
-    **Raises**: TypeError or ValueError for what is no Reduction, name or callable.
+    **Raises**: TypeError or ValueError for anything but a Reduction, its text or fields, or a
+    callable.
     """
     if given is None:
         return None
-    if isinstance(given, (Reduction, str)):
+    if isinstance(given, (Reduction, str, Mapping)):
         return OneReduction(_as_reduction(given, what))
     if not callable(given):
-        raise TypeError(f"{what}: expected a Reduction, a name or a callable, got {given!r}")
+        raise TypeError(f"{what}: expected a Reduction, its text or a callable, got {given!r}")
     return lambda call: _as_reduction(given(call), f"{what}({call})")
 
 
 def _as_reduction(given: Any, what: str) -> Reduction:
-    if isinstance(given, str):
-        orders = (*ORDERS, EXACT, FIXED)
-        if given not in (*orders, *Reduction.twins(), "engine"):
-            raise ValueError(
-                f"{what}={given!r}: expected an order ({', '.join(orders)}) or "
-                f"the name of a twin ({', '.join(Reduction.twins())})"
-            )
-        given = Reduction.like(given) if given in SETTINGS else Reduction(order=given)
-    if not isinstance(given, Reduction):
-        raise TypeError(f"{what}: expected a gpusim.Reduction or its order's name, got {given!r}")
+    given = as_reduction(given, what)
     if given.op != "sum":
         raise ValueError(f"{what}: expected op='sum', as torch names the operator; got {given!r}")
     if given.order == "engine":

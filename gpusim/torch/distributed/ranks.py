@@ -123,7 +123,7 @@ class Rank(Waits):
         self.groups_made[self.worlds, name] = made + 1
         key = GroupKey(name, members, (self.worlds, made))
         chooser = self.launch.chooser
-        if isinstance(options, (Reduction, str)) or callable(options):
+        if isinstance(options, (Reduction, str, Mapping)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
         group = self.group_type(self, key, members.index(self.index), chooser, options)
@@ -477,8 +477,8 @@ def launch(
 
     - `f`: a function of the rank's number and of `args`, as torch.multiprocessing.spawn takes it.
     - `ranks`: how many there are.
-    - `reduction`: how sums are added: a `gpusim.Reduction`, the name of its order or of a twin
-      ("gloo-ring"), or a function of a `FoldCall` that returns either. None is that of the
+    - `reduction`: how sums are added: what `gpusim.as_reduction` takes, such as "gloo-ring", or a
+      function of a `FoldCall` that returns that. None is that of the
       `gpusim.reduction` context, which each rank can enter for itself. The `pg_options` of a new
       group are the same for the group.
     - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and

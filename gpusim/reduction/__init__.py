@@ -4,11 +4,11 @@ The `reduction` context says it for all collectives inside, and counts the summi
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -16,17 +16,26 @@ from numpy.typing import DTypeLike
 
 from gpusim.fallback.formats import kind_of
 from gpusim.fallback.operators import OPS
-from gpusim.fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.orders import FIXED
 from gpusim.fallback.schedules import Schedule
 from gpusim.fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
 
-from .formats import Format, FormatLike, as_format, kernel_format
-from .twins import SETTINGS, TWINS, Twin
-from .wires import Wire, as_wire, wire_info
+from ..formats import Format, FormatLike, as_format, kernel_format
+from ..twins import SETTINGS, TWINS, Twin
+from ..wires import Wire, as_wire, wire_info
+from . import text
 
-__all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
+__all__ = [
+    "Reduction",
+    "ReductionLike",
+    "State",
+    "as_reduction",
+    "current",
+    "entered",
+    "forked",
+    "reduction",
+]
 
-_ORDERS = (*ORDERS, EXACT, FIXED, "engine")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "op": OPS,
     "rounding": ("nearest", "stochastic"),
@@ -56,14 +65,15 @@ class Reduction:
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1. Where the Reduction is an argument of a
       collective, each call draws the same numbers; in a `gpusim.reduction` context calls count.
-    - `wire`: what a sum sends is rounded to it: a `Wire`, a dtype, a `Format`, or a name of one.
+    - `wire`: what a sum sends is rounded to it: a `Wire`, a dtype, a `Format`, or the text of one.
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
-      `across`.
+      `across`, which may be a text.
     - `divide`: what a mean divides: the "result", or the "members", each as it arrives, before it
       is added. The quotients are rounded to the accumulator.
 
-    Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
+    Reductions are immutable, hashable and compare by value; `str` gives a text, from which
+    `as_reduction` makes an equal one. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
     order, and for accumulators there of more than 50 fraction bits, or, rounded to stochastically,
     more than 19; for a wire or groups beside another `op` than "sum"; and for a wire at hops of
@@ -97,12 +107,13 @@ class Reduction:
         if isinstance(self.order, str) and self.order in SETTINGS:
             raise ValueError(
                 f"order={self.order!r}: the twin is more than an order; expected "
-                f"Reduction.like({self.order!r})"
+                f"as_reduction({self.order!r}) or Reduction.like({self.order!r})"
             )
-        if not isinstance(self.order, Schedule) and self.order not in (*_ORDERS, *TWINS):
+        if not isinstance(self.order, Schedule) and self.order not in (*text.ORDER_NAMES, *TWINS):
             raise ValueError(
-                f"order={self.order!r}: expected one of {', '.join(map(repr, _ORDERS))}, "
+                f"order={self.order!r}: expected one of {', '.join(map(repr, text.ORDER_NAMES))}, "
                 "the name of a twin (Reduction.twins() lists them), or a Schedule"
+                f"{text.nearest(str(self.order), text.NAMES)}"
             )
         object.__setattr__(self, "accumulate", _accumulator(self.accumulate))
         if self.order == "engine" and (self.accumulate, self.rounding) != (None, "nearest"):
@@ -115,9 +126,9 @@ class Reduction:
         if self.order == FIXED:
             check_fixed(self.op, kernel_format(self.accumulate), self.rounding)
         object.__setattr__(self, "seed", _word("seed", self.seed))
-        object.__setattr__(self, "wire", as_wire(self.wire))
-        if self.across is not None and not isinstance(self.across, Reduction):
-            raise TypeError(f"across={self.across!r}: expected a gpusim.Reduction")
+        object.__setattr__(self, "wire", _wire(self.wire))
+        if self.across is not None:
+            object.__setattr__(self, "across", as_reduction(self.across, "across"))
         check_sends(self.op, self.order, wire_info(self.wire), self.groups_of, self.across)
         check_divide(self.op, self.order, self.divide, self.across)
 
@@ -136,7 +147,8 @@ class Reduction:
     def like(cls, name: str) -> Reduction:
         """The reduction of an engine, by its name: the bits of its all-reduce.
 
-        The names of twins are those that `twins` lists; each replica stands for a rank. "engine" is
+        The names of twins are those that `twins` lists; each replica stands for a rank. Those of
+        orders are names too: `like(name)` is `as_reduction(name)` for each of them. "engine" is
         the engine of the World around: each instance sums its own replicas in `linear` order,
         and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
         the bits may differ between numbers of instances. On one instance it is `linear`.
@@ -159,13 +171,11 @@ class Reduction:
         openmpi-linear 2052.0
         mpich 2050.0
         """
-        if name in SETTINGS:
-            twin = SETTINGS[name]
-            return cls(order=twin.schedule, **dict(twin.fields))
-        if name != "engine" and name not in TWINS:
-            expected = ", ".join(map(repr, ("engine", *TWINS, *SETTINGS)))
-            raise ValueError(f"like({name!r}): expected one of {expected}")
-        return cls(order=name)
+        if name not in text.NAMES:
+            expected = ", ".join(map(repr, text.NAMES))
+            hint = text.nearest(str(name), text.NAMES)
+            raise ValueError(f"like({name!r}): expected one of {expected}{hint}")
+        return _made({"order": name})
 
     @classmethod
     def twins(cls) -> dict[str, Twin]:
@@ -232,8 +242,101 @@ class Reduction:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
         return f"Reduction({shown})"
 
+    def __str__(self) -> str:
+        """The text that `as_reduction` takes: a name, and the fields that differ from its own.
+
+        A Schedule that is no twin's has no text: "<Schedule>" stands for it, which `as_reduction`
+        refuses.
+
+        >>> print(Reduction(order="ring", accumulate="float32", wire="bfloat16"))
+        ring accumulate=float32 wire=bfloat16
+        >>> print(Reduction(groups_of=8, across=Reduction(order="tree")))
+        linear groups_of=8 across tree
+        >>> from dataclasses import replace
+        >>> print(replace(Reduction.like("torch-fp16-hook"), seed=7))
+        torch-fp16-hook seed=7
+        """
+        return text.text_of(self)
+
+
+#: What is taken where a Reduction is expected; see `as_reduction`.
+ReductionLike = Reduction | str | Mapping[str, Any]
+
+
+def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
+    """A Reduction, from its text or its fields; everything that takes a Reduction takes these.
+
+    **Arguments**
+
+    - `given`: a Reduction, which is returned as it is; its text, as `str` of a Reduction gives it;
+      or a mapping of its fields, whose values are those of `Reduction`, or texts. The page on
+      numerics has the text's grammar, under "A reduction as text".
+    - `name`: of the argument, for errors.
+
+    **Returns**: the Reduction; `as_reduction(str(r)) == r` for each one that has a text.
+
+    **Raises**: ValueError for a text or a field that is not understood, with the nearest names, and
+    for the text of a Schedule that has no name; TypeError for other types; and as `Reduction`.
+
+    >>> import gpusim
+    >>> gpusim.as_reduction("ring accumulate=float32 wire=int8:amax")
+    Reduction(op='sum', order='ring', accumulate='float32', wire=Wire('int8', scale='amax'))
+    >>> gpusim.as_reduction("gloo-ring groups_of=8 across tree rounding=stochastic seed=7").across
+    Reduction(op='sum', order='tree', rounding='stochastic', seed=7)
+    >>> print(gpusim.as_reduction({"order": "torch-fp16-hook", "wire": None}))
+    torch-fp16-hook wire=none
+    >>> gpusim.as_reduction("glooring")
+    Traceback (most recent call last):
+    ...
+    ValueError: reduction='glooring': expected an order (linear, reverse, ...) or the name of a twin
+    (...), got 'glooring'; did you mean 'gloo-ring', 'gcl-ring' or 'ring'?
+    """
+    if isinstance(given, Reduction):
+        return given
+    if not isinstance(given, (str, Mapping)):
+        raise TypeError(
+            f"{name}: expected a gpusim.Reduction, its text or a mapping of its fields, got "
+            f"{given!r:.200}"
+        )
+    try:
+        return _parsed(given) if isinstance(given, str) else _made(given)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}={given!r:.200}: {error}") from None
+
+
+@lru_cache(256)
+def _parsed(words: str) -> Reduction:
+    """The Reduction of a text: a level's `across` is the one that follows it."""
+    found: Reduction | None = None
+    for level in reversed(text.split_levels(words)):
+        fields = text.read_level(level)
+        if found is not None:
+            if fields.get("groups_of") is None:
+                raise ValueError(f"{' '.join(level)!r}: expected groups_of=, as across follows")
+            fields["across"] = found
+        found = _made(fields)
+    assert found is not None
+    return found
+
+
+def _made(given: Mapping[str, Any]) -> Reduction:
+    return Reduction(**text.fields_of(given))
+
+
+def _wire(given: Any) -> Wire | None:
+    """A Wire, from what Reduction takes for it."""
+    is_text = isinstance(given, str) and (":" in given or "@" in given)
+    return text.wire_of(given) if is_text or _is_format(given) else as_wire(given)
+
+
+def _is_format(given: Any) -> bool:
+    return isinstance(given, str) and text.is_format_text(given)
+
 
 def _accumulator(given: DTypeLike | FormatLike | None) -> np.dtype[Any] | Format | None:
+    if _is_format(given):
+        given = cast(Format, text.format_of(cast(str, given), {}))
     general = as_format(given)
     if given is None or general is not None:
         return general
@@ -320,22 +423,22 @@ def current() -> State:
 
 
 @contextmanager
-def reduction(base: Reduction | None = None, /, **changes: Any) -> Iterator[State]:
+def reduction(base: ReductionLike | None = None, /, **changes: Any) -> Iterator[State]:
     """Reduce in this way in all collectives inside the `with` block.
 
-    Takes a Reduction, or its fields, or both (the fields then replace those of the Reduction).
+    Takes a Reduction, or what `as_reduction` takes, or its fields by name, or both (the fields then
+    replace those of the Reduction).
     Contexts nest: the inner one holds alone, with fields and a counter of its own, and the outer
     one's counter goes on afterwards. Threads that copy the context (pmap's replicas do) see it;
     other threads do not. Raises what Reduction raises.
 
-    >>> with reduction(order="ring", rounding="stochastic", seed=7) as state:
+    >>> with reduction("ring rounding=stochastic", seed=7) as state:
     ...     state.calls = 12  # resume
     ...     current()
     State(Reduction(op='sum', order='ring', rounding='stochastic', seed=7), calls=12)
     """
-    if base is not None and not isinstance(base, Reduction):
-        raise TypeError(f"reduction({base!r}): expected a Reduction, or its fields by name")
-    with entered(State(replace(base or Reduction(), **changes))) as state:
+    start = Reduction() if base is None else as_reduction(base)
+    with entered(State(replace(start, **changes))) as state:
         yield state
 
 
