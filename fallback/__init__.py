@@ -18,6 +18,7 @@ from .copies import copy
 from .memory import empty
 from .ragged import ragged_copy
 from .rounding import round_to
+from .fold import fold_members
 from .run import fold, run_fold, stacked_fold
 from .spec import FoldPart, FoldSpec
 
@@ -27,6 +28,7 @@ __all__ = [
     "copy",
     "empty",
     "fold",
+    "fold_members",
     "partial_dtype",
     "ragged_copy",
     "round_to",
