@@ -15,10 +15,10 @@ if __name__ == "fallback":
 
 from .arithmetic import partial_dtype
 from .copies import copy
+from .fold import fold_members
 from .memory import empty
 from .ragged import ragged_copy
 from .rounding import round_to
-from .fold import fold_members
 from .run import fold, run_fold, stacked_fold
 from .spec import FoldPart, FoldSpec
 
