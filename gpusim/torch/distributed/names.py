@@ -27,7 +27,7 @@ class NamedGroup(ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """What C++ asks for; of "gloo" and "nccl" it would take the object of their own class."""
+        """The name that C++ asks for; "gloo" and "nccl" would be objects of their own class to it."""
         return "gpusim"
 
     def get_group_store(self) -> Any:

@@ -109,7 +109,7 @@ class ProxyRank(Rank):
         return goes_on
 
     def failure(self) -> GpusimError:
-        """What is said of a process that has ended by itself."""
+        """The error for a process that has ended by itself."""
         self.process.join()
         code = self.process.exitcode
         if code is None:
