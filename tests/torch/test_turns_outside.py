@@ -27,6 +27,7 @@ from fallback.threads import cores
 from gpusim import DeadlockError, GpusimError, ReplicaError
 from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
+from gpusim.torch.distributed.progress import seconds_of_work
 from tests.oracles.machine_time import PATIENCE, until
 from tests.torch.children import needs_linux
 
@@ -235,6 +236,21 @@ def test_lengths_of_sleep_are_those_of_python() -> None:
 
 
 # Waits
+
+
+@needs_linux
+def test_a_process_that_ends_while_its_work_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread that watches ranks ends, and the others wait for ever."""
+    listdir, ended = os.listdir, iter([False, True, True])
+
+    def ends(folder: str) -> list[str]:
+        if str(folder).endswith("/task") and next(ended, True):
+            raise FileNotFoundError(folder)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", ends)
+    assert seconds_of_work(os.getpid()) is None
+    assert seconds_of_work(2**22 + 1) is None  # above the greatest number of a process
 
 
 def tcp_store(rank: int, folder: Path, port: int) -> bytes:

@@ -27,7 +27,7 @@ class NamedGroup(ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """The name that C++ asks for; "gloo" and "nccl" would be objects of their own class to it."""
+        """The name for C++, which takes "gloo" and "nccl" for objects of their own class."""
         return "gpusim"
 
     def get_group_store(self) -> Any:

@@ -6,6 +6,7 @@ and those of a thread that waits for another do not.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None
     """
     total, known = 0.0, False
     for each in _family(process):
-        for task in Path(f"/proc/{each}/task").glob("*"):
+        for task in _threads(each):
             if int(task.name) in without:
                 continue
             with suppress(OSError, ValueError, IndexError):
@@ -58,10 +59,20 @@ class Stillness:
         return now - self._since > STILL
 
 
+def _threads(process: int) -> list[Path]:
+    """The folders of a process's threads; none of one that has ended, which may be just now."""
+    folder = f"/proc/{process}/task"
+    # Not Path.glob: it looks whether the folder is there, and fails if that is true no longer.
+    try:
+        return [Path(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
 def _family(process: int) -> Iterator[int]:
     """A process, and those that it and its own have started."""
     yield process
-    for task in Path(f"/proc/{process}/task").glob("*"):
+    for task in _threads(process):
         children: list[str] = []
         with suppress(OSError):
             children = (task / "children").read_text().split()
