@@ -12,7 +12,7 @@ no progress, loses its slot. It takes one again when it leaves the block, behind
 are ready. Progress is work of its own (`work_of`), and of what it has started, by the system's
 clocks of work and not by the time that passes.
 
-The scheduler's lock guards all state here, but for `ReplicaThread.outside`. That belongs to the
+The scheduler's lock guards all state here except `ReplicaThread.outside`. That belongs to the
 replica's own thread. At its end the thread clears it and then reads `away`; the watcher sets `away`
 and then reads `outside`. So at least one of them sees the other.
 """

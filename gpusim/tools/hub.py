@@ -45,7 +45,7 @@ HELLO_LIMIT = 65536
 """Bytes of a first message."""
 
 CREDENTIALS = struct.Struct("3i")
-"""What the kernel says of a socket's other end: its process, user and group."""
+"""The kernel's answer about a socket's other end: its process, user and group."""
 
 LOOK = 250.0
 """Milliseconds between two looks at the script's processes, while ranks wait for others."""

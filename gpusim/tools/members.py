@@ -84,7 +84,7 @@ class Forming:
         return sorted(self.members, key=lambda member: member.rank)
 
     def missing(self) -> str:
-        """Who has not come, and who has, in words."""
+        """The ranks that are missing, and those that are there, in words."""
         there = {member.rank for member in self.members}
         lacks = [rank for rank in range(self.size) if rank not in there]
         came = ", ".join(map(str, self.in_order()[:SHOWN]))

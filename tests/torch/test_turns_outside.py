@@ -27,6 +27,7 @@ from gpusim import DeadlockError, GpusimError, ReplicaError
 from gpusim.fallback.threads import cores
 from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
+from gpusim.torch.distributed.progress import seconds_of_work
 from tests.oracles.machine_time import PATIENCE, until
 from tests.torch.children import needs_linux
 
@@ -235,6 +236,19 @@ def test_lengths_of_sleep_are_those_of_python() -> None:
 
 
 # Waits
+
+
+@needs_linux
+def test_a_process_that_ends_while_its_work_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread that watches ranks ends, and the others wait for ever."""
+
+    def ends(folder: str) -> list[str]:
+        raise FileNotFoundError(folder)
+
+    assert seconds_of_work(os.getpid())
+    assert seconds_of_work(2**22 + 1) is None  # above the greatest number of a process
+    monkeypatch.setattr(os, "listdir", ends)  # as Path.glob ends that has seen the folder before
+    assert seconds_of_work(os.getpid()) is None
 
 
 def tcp_store(rank: int, folder: Path, port: int) -> bytes:
@@ -675,3 +689,24 @@ def test_files_that_a_script_left_open_are_whole(options: list[str], tmp_path: P
         [*command, "--nproc-per-node", "2", str(script)], check=True, cwd=tmp_path, timeout=PATIENCE
     )
     assert [(tmp_path / f"out{rank}").read_text() for rank in range(2)] == ["text"] * 2
+
+
+ENDS = """
+import atexit, gc, sys
+atexit.register(lambda: print(len(gc.get_objects())))  # which is called last
+from gpusim.tools.cli import main
+sys.argv = ["gpusim", "torchrun", "--threads", "--nproc-per-node=3", sys.argv[1]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_the_commands_end_does_not_walk_through_what_ranks_have_left(tmp_path: Path) -> None:
+    """H4: Python's end does so several times, which took minutes after the last line of output."""
+    script = tmp_path / "many.py"
+    script.write_text(
+        "import sys\nsys.left = getattr(sys, 'left', []) + [[] for _ in range(300_000)]\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", ENDS, str(script)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert int(done.stdout) < 300_000

@@ -34,7 +34,7 @@ __all__ = ["FoldCall", "RecordedCall", "Recorder", "SummaryRow", "launch"]
 
 
 def _group(given: Any, options: Any) -> Any:
-    """What torch calls for each group of the backend 'gpusim'."""
+    """The function that torch calls for each group of the backend 'gpusim'."""
     return _current_rank().new_group(
         given.group_id, given.global_ranks_in_group, options, given.timeout
     )

@@ -51,7 +51,7 @@ BITWISE = frozenset(["BAND", "BOR", "BXOR"])
 
 @dataclass(frozen=True)
 class Rules:
-    """What an engine accepts.
+    """The arguments that an engine accepts.
 
     **Attributes**:
 

@@ -82,7 +82,7 @@ GATHERED_AT_ONCE = (
 UNKNOWN_TYPE = 100
 
 FITTING = ("dtype", "device")
-"""What both tensors of a message have in common."""
+"""The properties that both tensors of a message have in common."""
 
 Terms = Mapping[str, Any]
 NONE: Terms = {}

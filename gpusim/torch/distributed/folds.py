@@ -41,7 +41,7 @@ __all__ = [
 
 
 class FoldCall(NamedTuple):
-    """What a callable that chooses a Reduction is told.
+    """The argument of a callable that chooses a Reduction.
 
     **Attributes**: `operation` is "all_reduce", "reduce" or "reduce_scatter", `group` the global
     ranks of the group, `dtype` the tensors' ("bfloat16"), and `size` a tensor's number of bytes.

@@ -1,4 +1,4 @@
-"""What a process has once and each rank that is a thread is to have to itself, in turns."""
+"""The state that a process has once, and each rank that is a thread has to itself, in turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _numpy: Any = np.random  # the global generator, which programs may use
 
 
 class Globals:
-    """What a process has once and each rank is to have to itself, as it is at one time.
+    """The state that a process has once and each rank has to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
     the working directory, sys.argv, `__main__` and `Settings`. torch keeps its grad mode, autocast

@@ -89,7 +89,7 @@ class RankGroup(Reductions, NamedGroup):
     getRank, getSize = rank, size
 
     def _get_backend(self, device: Any) -> RankGroup:
-        """What torch asks for optional abilities, of which it has none."""
+        """The answer to torch's questions about optional abilities: there are none."""
         return self
 
     def setGroupDesc(self, description: str) -> None:

@@ -27,7 +27,7 @@ class NamedGroup(ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """What C++ asks for; of "gloo" and "nccl" it would take the object of their own class."""
+        """The name for C++, which takes "gloo" and "nccl" for objects of their own class."""
         return "gpusim"
 
     def get_group_store(self) -> Any:

@@ -31,8 +31,8 @@ from typing import Any
 from torch import distributed as dist
 
 from ...errors import GpusimError
+from . import store
 from .private import replace
-from .store import queues_of_prefixes
 from .waits import rank_that_waits
 
 __all__ = ["polls_and_sleeps", "waits_outside"]
@@ -82,26 +82,6 @@ WAITS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (multiprocessing.queues.SimpleQueue, ("get", "put")),
 )
 
-#: Methods of torch's own stores that wait for another rank, or for the store's server.
-STORE_WAITS = (
-    "add",
-    "append",
-    "barrier",
-    "check",
-    "compare_set",
-    "delete_key",
-    "get",
-    "list_keys",
-    "multi_get",
-    "multi_set",
-    "num_keys",
-    "queue_len",
-    "queue_pop",
-    "queue_push",
-    "set",
-    "wait",
-)
-
 #: Questions to the file system that programs ask again and again.
 QUESTIONS = ("access", "listdir", "lstat", "scandir", "stat")
 
@@ -114,7 +94,7 @@ def waits_outside() -> Iterator[None]:
             for name in names:
                 if hasattr(owner, name):
                     replace(stack, owner, name, _outside(owner, name, getattr(owner, name)))
-        for name in STORE_WAITS:
+        for name in store.WAITS:
             if hasattr(dist.Store, name):
                 replace(stack, dist.Store, name, _in_store(name, getattr(dist.Store, name)))
         replace(stack, dist.TCPStore, "__init__", _outside(dist, "TCPStore", _make_tcp_store))
@@ -130,7 +110,7 @@ def waits_outside() -> Iterator[None]:
 @contextmanager
 def polls_and_sleeps() -> Iterator[None]:
     """A block in which ranks that sleep, or ask the same again and again, let others run first."""
-    with queues_of_prefixes(), ExitStack() as stack:
+    with store.queues_of_prefixes(), ExitStack() as stack:
         replace(stack, time, "sleep", _sleep_of_ranks(time.sleep))
         if hasattr(os, "sched_yield"):
             replace(stack, os, "sched_yield", _yield_of_ranks(os.sched_yield))

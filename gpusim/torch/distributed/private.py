@@ -1,4 +1,4 @@
-"""What gpusim.torch.distributed uses of torch's private interface: all of it.
+"""The private interface of torch, as far as gpusim.torch.distributed uses it.
 
 A torch that lacks one of these names fails here, on import. What each has to do
 is shown by `tests/torch/test_private_distributed.py`.

@@ -1,5 +1,6 @@
-"""What gpusim.torch.distributed uses of torch's private interface for calls: their way through the
-dispatcher, works, profiles, and backends that programs register.
+"""The private interface of torch, as far as gpusim.torch.distributed uses it for calls.
+
+Their way through the dispatcher, draws, works, profiles, and backends that programs register.
 """
 
 from __future__ import annotations

@@ -575,7 +575,7 @@ def _span(bits: Array) -> tuple[int, int]:
 
 
 class ProcessExchange:
-    """What the rank asks its launch's exchange for."""
+    """The exchange of the rank's launch, which the rank asks through its channel."""
 
     def __init__(self, rank: ProcessRank) -> None:
         self._rank = rank

@@ -98,7 +98,7 @@ class ProxyRank(Rank):
             self.thread().inside = self.thread().serves = True
 
     def failure(self) -> GpusimError:
-        """What is said of a process that has ended by itself."""
+        """The error for a process that has ended by itself."""
         self.process.join()
         code = self.process.exitcode
         if code is None:

@@ -59,6 +59,16 @@ class Stillness:
         return now - self._since > STILL
 
 
+def _threads(process: int) -> list[Path]:
+    """The folders of a process's threads; none of one that has ended, which may be just now."""
+    folder = f"/proc/{process}/task"
+    # Not Path.glob: it looks whether the folder is there, and fails if that is true no longer.
+    try:
+        return [Path(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
 def _family(process: int) -> Iterator[int]:
     """A process, and those that it and its own have started."""
     yield process

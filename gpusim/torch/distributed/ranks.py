@@ -399,7 +399,7 @@ class Launch:
         return failure
 
     def describe_stall(self) -> str:
-        """Who waits for what, and who has returned. (With the scheduler's lock held.)"""
+        """The ranks that wait, and those that have returned. (With the scheduler's lock held.)"""
         doing: dict[str, list[int]] = {}
         for rank, thread in zip(self.ranks, self.call.replicas, strict=True):
             asks = rank.asks_for if self.scheduler.clock.rounds else ""

@@ -41,7 +41,7 @@ SHARED = re.compile(
     re.IGNORECASE,
 )
 OWN = re.compile(r"default process group")
-"""What torch says of a rank's own groups, which ranks that are threads do not share."""
+"""torch's errors about a rank's own groups, which ranks that are threads do not share."""
 
 
 def is_of_shared_modules(error: BaseException) -> bool:
@@ -206,7 +206,7 @@ def _own_interop_threads(stack: ExitStack) -> None:
 
 
 class _Shown:
-    """What a rank has shown of a module's warnings, under the filters that it had."""
+    """The warnings of a module that a rank has shown, under the filters that it had."""
 
     def __init__(self) -> None:
         self.registry: dict[Any, Any] = {}

@@ -1,8 +1,8 @@
 """Random states of ranks: each rank starts with states of its own, the same in every run.
 
 A process that does not seed its generators starts with states of its own, which the operating
-system gives it. So ranks whose weights nobody broadcasts differ. Simulated ranks have to differ as
-well, or the missing broadcast goes unnoticed; but a run has to repeat. So a rank's states follow
+system gives it. So ranks differ in weights that no broadcast sets. Simulated ranks have to differ
+as well, or the missing broadcast goes unnoticed; but a run has to repeat. So a rank's states follow
 from the launch's base seed and the rank's number, and from nothing else: not from the schedule, nor
 from whether ranks are threads, processes, or spread over instances.
 

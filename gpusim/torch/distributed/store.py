@@ -23,11 +23,12 @@ from .waits import note_stall
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
 
-__all__ = ["METHODS", "RankStore", "Values", "queues_of_prefixes"]
+__all__ = ["METHODS", "WAITS", "RankStore", "Values", "queues_of_prefixes"]
 
-METHODS = (
+WAITS = (
     "add",
     "append",
+    "barrier",
     "check",
     "compare_set",
     "delete_key",
@@ -40,9 +41,11 @@ METHODS = (
     "queue_pop",
     "queue_push",
     "set",
-    "store_barrier",
     "wait",
 )
+"""The methods of torch's stores. Each may wait: for another rank, or for the store's server."""
+
+METHODS = tuple("store_barrier" if name == "barrier" else name for name in WAITS)
 """The methods of `Values`, which each take the rank first."""
 
 
@@ -51,7 +54,7 @@ WHOLE = ", a barrier of the store"
 
 
 class Values:
-    """What all ranks have stored. The lock guards it; ranks wait without the lock.
+    """The values that all ranks have stored. The lock guards it; ranks wait without the lock.
 
     A rank that asks the same again, while nothing has changed, lets others run first. So polling
     ends. A limit, in seconds, expires when no rank can go on.
@@ -272,7 +275,7 @@ class RankStore(dist.Store):
         return bool(self._ask("check", list(keys)))
 
     def prefix_of(self, store: dist.PrefixStore) -> str:
-        """What a PrefixStore of this one puts before keys, which it tells nobody."""
+        """The text that a PrefixStore of this one puts before keys, which torch keeps to itself."""
         store.check([MARK])
         return self._prefix
 

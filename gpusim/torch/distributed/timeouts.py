@@ -52,7 +52,7 @@ def group_limit(timeout: timedelta | None, backend: str) -> float | None:
 
 
 def reached_in_vain(rank: int, original: str) -> str:
-    """What monitored_barrier says in the ranks that have come to it, after another's error."""
+    """The words of monitored_barrier in the ranks that have come to it, after another's error."""
     return (
         f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
         f"send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: "
@@ -100,7 +100,7 @@ def _break(exchange: Exchange, group: RankGroup, pending: Pending, why: str) -> 
 
 
 def _barrier_text(work: RankWork, pending: Pending, limit: float, original: str) -> str:
-    """What monitored_barrier says: in rank 0 who has not come."""
+    """The words of monitored_barrier: in rank 0, which rank is missing."""
     group, after = work.group, f"failed to pass monitoredBarrier in {milliseconds(limit)} ms"
     me = group.rank()
     if me:

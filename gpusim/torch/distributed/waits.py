@@ -47,7 +47,7 @@ def stall_of(error: BaseException) -> str:
 
 
 class Waits:
-    """What a rank does to wait."""
+    """The ways in which a rank waits."""
 
     launch: Launch
     index: int

@@ -1,4 +1,4 @@
-"""What a rank's process and its thread of the launching process send each other.
+"""The messages between a rank's process and its thread of the launching process.
 
 Messages are JSON on a socket. Tensors are bytes in memory that both have mapped, or follow the
 message where the process belongs to another instance. Nothing is unpickled, except by

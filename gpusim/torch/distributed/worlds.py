@@ -130,7 +130,7 @@ class WorldLaunch(ProcessLaunch):
 
 
 def _plural(text: str, ranks: Sequence[int]) -> str:
-    """What several ranks do, where `text` says it of one."""
+    """The text about several ranks, where `text` is about one."""
     if len(ranks) == 1:
         return text
     for one, several in (("waits ", "wait "), ("has ", "have "), ("is ", "are ")):

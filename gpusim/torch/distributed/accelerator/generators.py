@@ -75,7 +75,7 @@ _position: Callable[[], bytes] | None = generator_position()
 
 
 def position() -> Any:
-    """What changes with each draw from the CPU's generator by the calling thread's rank.
+    """A value that changes with each draw of the calling thread's rank from the CPU's generator.
 
     It is None, always, where it can't be read.
     """

@@ -1,4 +1,4 @@
-"""What changes in torch while ranks have GPUs that the CPU plays."""
+"""The changes in torch while ranks have GPUs that the CPU plays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ASKING: dict[str, set[str]] = {
     "torch.distributed.distributed_c10d": {*TO_TORCH},
 }
 
-#: Modules that hold names of torch.cuda, whoever has imported them.
+#: Modules that hold names of torch.cuda, imported by a script or by torch.
 SUBMODULES = (
     "_utils amp comm gds graphs green_contexts jiterator memory nccl nvtx profiler random sparse "
     "streams tunable"

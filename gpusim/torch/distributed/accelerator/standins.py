@@ -1,6 +1,6 @@
 """The classes of torch.cuda and torch.accelerator that a rank's script finds.
 
-Each stands in for one of torch's. In threads that are no ranks it makes torch's own, and
+Each stands in for one of torch's. In threads outside of ranks it makes torch's own, and
 `isinstance` takes instances of both.
 """
 
