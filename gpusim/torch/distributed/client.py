@@ -48,9 +48,12 @@ class MemberChannel(Channel):
         self.rank, self.asked, self.process = rank, False, os.getpid()
 
     def send(
-        self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
+        self,
+        message: Message | bytes,
+        file: int | None = None,
+        payload: Sequence[memoryview] = (),
     ) -> None:
-        if "do" in message and message["do"] != "left":
+        if isinstance(message, bytes) or message.get("do", "left") != "left":
             if os.getpid() != self.process:
                 raise GpusimError(
                     f"a process that rank {self.rank} has forked calls torch.distributed on the "

@@ -171,7 +171,8 @@ def _operator(value: Any) -> int:
     return number
 
 
-PREMUL_SUM: int = dist.ReduceOp.RedOpType.PREMUL_SUM.value
+_factors: Any = dist.ReduceOp.RedOpType  # whose stub lacks it
+PREMUL_SUM: int = _factors.PREMUL_SUM.value
 
 
 def answered(complete: Sequence[tuple[int, int]], title: str) -> bytes:

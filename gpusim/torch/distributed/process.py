@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import numpy as np
 from torch import Tensor
 
 from ...files import flush_all
@@ -30,8 +29,8 @@ from .exchange import GroupKey, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .forks import of_one_process
 from .group import RankGroup
-from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
+from .parts import Parts, Posted
 from .plans import CALL, CALLED, PLANS, Planned, answer_of, key_of
 from .private import ranks_as_threads
 from .ranks import Rank
@@ -40,7 +39,6 @@ from .seeds import seeds_of, sow
 from .store import RankStore
 from .threads import own_rank, record_of_starter, threads_of_ranks
 from .wire import (
-    ALIGNMENT,
     Channel,
     Copies,
     Message,
@@ -90,24 +88,6 @@ METHODS = {
     "send": "send",
 }
 """The methods of a group that call others, and their operation's name."""
-
-
-class Done:
-    """Whether a work is complete, as far as the process knows."""
-
-    def __init__(self) -> None:
-        self.number, self.done = 0, False
-
-
-class Posted:
-    """A call that the parent makes, as its Pending."""
-
-    error: BaseException | None = None
-    event = None
-    title = ""
-
-    def __init__(self) -> None:
-        self.done = Done()
 
 
 class ProcessRank(Rank):
@@ -354,7 +334,8 @@ class ProcessGroup(RankGroup):
         work.message = operation if operation in ("send", "recv") else ""
         work.group, work.limit = self, limit
         try:
-            key, tensors = None, []
+            key: Any = None
+            tensors: list[Tensor] = []
             if args is not None and rank.channel.shares_memory:
                 own = key_of(method, args, tensors)
                 key = own and (own, site, choose, limit, self._coalesced is None)
@@ -460,70 +441,6 @@ class ProcessGroup(RankGroup):
         return answer, parts.tensors
 
 
-class Parts:
-    """The tensors of a call, and where the copies of them are in its memory.
-
-    **Attributes**: `size` is that of the memory, `sent` that of its first part, which has all that
-    is read, and `spans` are the addresses of the tensors with their ends.
-    """
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.read: list[bool] = []
-        self.written: list[bool] = []
-        self.own: list[Array] = []
-        self.starts: list[int] = []
-        self.spans: list[tuple[int, int]] = []
-        self.size = self.sent = 0
-
-    def mark(self, read: bool, written: bool) -> None:
-        """Note of the tensors that have come last whether the call reads and writes them."""
-        more = len(self.tensors) - len(self.read)
-        self.read += [read] * more
-        self.written += [written] * more
-
-    def lay_out(self, operation: str) -> None:
-        """Give each a start. **Raises**: TypeError for tensors that have no bits on the host."""
-        self.own = own = [_bits(tensor, operation) for tensor in self.tensors]
-        self.spans = [_span(bits) for bits in own]
-        self.starts = [0] * len(own)
-        for place in sorted(range(len(own)), key=lambda place: not self.read[place]):
-            self.starts[place] = self.size  # those that are read come first: one piece to send
-            start, end = self.spans[place]
-            self.size += -(-(end - start) // ALIGNMENT) * ALIGNMENT
-            self.sent = self.size if self.read[place] else self.sent
-
-    def copy_to(self, copies: Copies, origin: int) -> list[Any]:
-        """Copy what is read, and note where results go; the tensors there, for the message."""
-        kinds = []
-        for place, (start, tensor, bits) in enumerate(
-            zip(self.starts, self.tensors, self.own, strict=True)
-        ):
-            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), origin + start))
-            at = copies.start + start
-            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, at, bits.strides)
-            if self.read[place]:
-                np.copyto(shared, bits)
-            if self.written[place]:
-                first, end = self.spans[place]
-                copies.pairs.append((bits, shared))
-                copies.spans.append((first, end))
-                copies.received.append((start, end - first))
-        return kinds
-
-    def plan(self, number: int, outputs: Sequence[int]) -> Planned:
-        """The plan of calls that have such tensors."""
-        moves = [
-            (place, start, end - first)
-            for place, (start, (first, end)) in enumerate(zip(self.starts, self.spans, strict=True))
-        ]
-        read, written = (
-            [moves[n] for n, is_so in enumerate(which) if is_so]
-            for which in (self.read, self.written)
-        )
-        return Planned(number, self.size, read, written, outputs)
-
-
 def _forwarding(method: str) -> Any:
     function = getattr(RankGroup, method)
     signature = inspect.signature(function)
@@ -554,24 +471,6 @@ def _is_sparse(args: Sequence[Any]) -> bool:
     first = args[0] if args else None
     tensor = first[0] if isinstance(first, list) and first else first
     return isinstance(tensor, Tensor) and tensor.is_sparse
-
-
-def _bits(tensor: Tensor, what: str) -> Array:
-    if tensor.device.type != "cpu":
-        raise TypeError(
-            f"{what}: expected a tensor on the host, as ranks are processes; got one on "
-            f"{tensor.device}"
-        )
-    return bits_of(tensor, what)
-
-
-def _span(bits: Array) -> tuple[int, int]:
-    """The addresses from an array's first element to behind its last one."""
-    if not bits.size:
-        return 0, 0
-    steps = zip(bits.shape, bits.strides, strict=True)
-    start: int = bits.__array_interface__["data"][0]
-    return start, start + bits.itemsize + sum((size - 1) * stride for size, stride in steps)
 
 
 class ProcessExchange:

@@ -168,19 +168,22 @@ class ProxyGroup(RankGroup):
     keeps_values = False  # the process has copied them
     number = 0
     chooses_here = True
-    #: Posts the last call once more, as long as its tensors are where they were; None before.
+    #: Whether the next call is kept: `again` posts it once more, as long as its tensors are where
+    #: they were, and `part` has the arrays that it reads and writes. Of the rank's thread alone.
+    keeps_call = False
     again: Callable[[], RankWork] | None = None
-    #: The arrays that the last call reads and writes.
     part: Any = None
 
     def _post_as(self, made: Posting, terms: Terms) -> RankWork:
-        if self.again is None:
-            self.again, self.part = functools.partial(super()._post_as, made, terms), made.part
+        if self.keeps_call:
+            self.keeps_call, self.part = False, made.part
+            self.again = functools.partial(super()._post_as, made, terms)
         return super()._post_as(made, terms)
 
     def _reduce_as(self, made: Reducing) -> RankWork:
-        if self.again is None:
-            self.again, self.part = functools.partial(super()._reduce_as, made), made.part
+        if self.keeps_call:
+            self.keeps_call, self.part = False, made.part
+            self.again = functools.partial(super()._reduce_as, made)
         return super()._reduce_as(made)
 
     def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
@@ -432,16 +435,21 @@ class Proxy:
             raise  # the process has ended
         except Exception as error:
             answer = {"raise": encode_error(error)}
+        self._say(answer, self._complete_works())
+
+    def _say(
+        self, answer: Message, complete: Sequence[tuple[int, BaseException | None, int]]
+    ) -> None:
+        """Send an answer, with the works that have become complete."""
         done = [
             [number, None if error is None else encode_error(error), source]
-            for number, error, source in self._complete_works()
+            for number, error, source in complete
         ]
-        results = [part for number, error, _ in done for part in self._results(number, error)]
+        results: list[memoryview] = []
+        for number, error, _ in complete:
+            parts = self.results.pop(number, [])
+            results += parts if error is None else []
         self._send({**answer, "done": done}, results)
-
-    def _results(self, number: int, error: object) -> list[memoryview]:
-        parts = self.results.pop(number, [])
-        return parts if error is None else []
 
     def _map(self, file: int) -> None:
         """Map a new segment of the process's memory."""
@@ -487,11 +495,7 @@ class Proxy:
             said = [(number, source) for number, _, source in complete]
             self._send(answered(said, answer["title"]))
             return
-        done = [
-            [number, None if error is None else encode_error(error), source]
-            for number, error, source in complete
-        ]
-        self._send({**answer, "done": done})
+        self._say(answer, complete)
 
     def _plan_of(self, brief: bytes) -> tuple[Plan, int, int]:
         """The plan, number and start of a planned call."""
@@ -517,14 +521,19 @@ class Proxy:
         if call is not None:
             return cast(RankWork, call())
         memory = self.memory
-        if plan.kinds and not isinstance(memory, mmap.mmap):
-            raise GpusimError(f"the process of rank {self.rank.index} has sent no memory")
-        tensors = [view(memory, (*kind, start + at)) for *kind, at in plan.kinds]
+        tensors = []
+        if plan.kinds:
+            if not isinstance(memory, mmap.mmap):
+                raise GpusimError(f"the process of rank {self.rank.index} has sent no memory")
+            tensors = [view(memory, (*kind, start + at)) for *kind, at in plan.kinds]
         given = {name: decode(each, tensors) for name, each in plan.arguments.items()}
-        group.again = group.part = None
         method = getattr(group, plan.method)
-        work: RankWork = method(**given)
-        again, part, group.again, group.part = group.again, group.part, None, None
+        group.keeps_call = True
+        try:
+            work: RankWork = method(**given)
+            again, part = group.again, group.part
+        finally:
+            group.keeps_call, group.again, group.part = False, None, None
         if isinstance(memory, mmap.mmap):
             if again is None or not is_within(part, memory):
                 again = functools.partial(method, **given)
