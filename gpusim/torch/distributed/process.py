@@ -30,7 +30,7 @@ from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
-from .private import ranks_as_threads
+from .private import ranks_as_threads, without_dynamo
 from .ranks import Rank
 from .reductions import Reductions
 from .seeds import seeds_of, sow
@@ -392,7 +392,7 @@ def _forwarding(method: str) -> Any:
 for _method in METHODS:
     if _method in {**vars(RankGroup), **vars(Reductions)}:
         setattr(ProcessGroup, _method, _forwarding(_method))
-ProcessRank.group_type = through_dispatcher(ProcessGroup)
+ProcessRank.group_type = without_dynamo(through_dispatcher(ProcessGroup))
 
 
 def _is_sparse(args: Sequence[Any]) -> bool:
