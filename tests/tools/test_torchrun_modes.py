@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import re
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -35,6 +38,21 @@ def run(folder: Path, text: str, *options: str, ranks: int = 3) -> int:
 def lines(text: str) -> list[str]:
     """What each rank has printed, in the order of ranks."""
     return [line.partition(": ")[2] for line in sorted(text.splitlines())]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_variables_are_those_of_torchruns_workers(
+    mode: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    names = re.findall(r'^ +"([A-Z_]+)": ', inspect.getsource(agent), re.MULTILINE)
+    assert {"RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} <= set(names)
+    text = f"""
+        print(*(name for name in {names} if name not in os.environ))
+        print(*(os.environ[name] for name in {names} if name.startswith("TORCH")))
+    """
+    assert run(tmp_path, text, *mode) == 0
+    assert lines(capsys.readouterr().out) == ["", "0 0 none True 1"] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are threads there")

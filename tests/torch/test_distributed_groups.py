@@ -66,3 +66,31 @@ def test_subgroups_are_divided_into_groups_of_one(ranks: int, size: int, process
         for rank in range(ranks)
     ]
     assert launch(halves_of_halves, ranks, [size], processes=processes) == expected
+
+
+def sums_in_splits(rank: int, on_mesh: bool) -> list[float]:
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", device_id=device)
+    for members in ([0, 1, 2], [1, 2], [0, 3]):  # ranks are in different numbers of groups
+        dist.new_group(members)
+    if on_mesh:  # which torch splits where the world is bound to a device
+        mesh = dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("outer", "inner"))
+        groups: list[Any] = mesh.get_all_groups()
+    else:
+        half: Any = dist.split_group(split_ranks=[[0, 1], [3, 2]])
+        groups = [half, dist.split_group(half, [[0], [1]]), dist.split_group(half, [[0, 1]])]
+    sums = []
+    for group in groups:
+        x = torch.tensor(rank + 1.0)
+        dist.all_reduce(x, group=group)
+        sums.append(x.item())
+    assert len({group.group_name for group in groups}) == len(groups)
+    return sums
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_splits_meet_whatever_groups_their_ranks_are_in(processes: bool) -> None:
+    splits = launch(sums_in_splits, 4, [False], device="cpu", processes=processes)
+    assert splits == [[3.0, 1.0, 3.0], [3.0, 2.0, 3.0], [7.0, 3.0, 7.0], [7.0, 4.0, 7.0]]
+    mesh = launch(sums_in_splits, 4, [True], device="cpu", processes=processes)
+    assert mesh == [[4.0, 3.0], [6.0, 3.0], [4.0, 7.0], [6.0, 7.0]]

@@ -64,6 +64,7 @@ def check(
     train: bool = True,
     processes: bool = False,
     channels_last: bool = False,
+    reduction: str | None = None,
 ) -> None:
     options = {"rest": len(rest), **options}
     parts = batches(sizes, rest, dtype)
@@ -79,7 +80,7 @@ def check(
             x = x.to(memory_format=torch.channels_last)
         return step(norm, x, 2)
 
-    found = launch(run, len(sizes), device="cpu", processes=processes)
+    found = launch(run, len(sizes), device="cpu", processes=processes, reduction=reduction)
     whole = model(options, torch.float64).train(train)
     expected = step(whole, torch.cat(parts).double(), 2)
 
@@ -134,6 +135,11 @@ def test_evaluation(options: dict[str, Any]) -> None:
 
 def test_channels_last() -> None:
     check([2, 1], (2, 3), torch.float64, {}, channels_last=True)
+
+
+@pytest.mark.parametrize("order", ["gloo-ring", "nccl-ring", "tree"])
+def test_sums_in_any_order(order: str) -> None:
+    check([2, 1, 3], (2,), torch.float32, {}, reduction=order)
 
 
 def test_ranks_that_are_processes() -> None:

@@ -8,7 +8,7 @@ Where the engine itself gives undefined results, the call is refused as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -87,38 +87,43 @@ class Rules:
         raise self.error(message)
 
 
+_GLOO = Rules(
+    name="gloo",
+    error=RuntimeError,
+    layouts={
+        **ORDERS,
+        # A rank's own tensor is added in the order of the output's memory, others in theirs.
+        "reduce_scatter": Layout.DENSE,
+        "send": Layout.CONTIGUOUS,
+        "recv": Layout.CONTIGUOUS,
+    },
+    dtypes=frozenset(
+        [
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
+            torch.int32,
+            torch.int64,
+        ]
+    ),
+    not_complex=frozenset(["all_gather", "all_gather_coalesced", "gather"]),
+    gathers_unlike=False,
+    stacks=False,
+    sends_to_itself=False,
+)
+
 #: By the name of a backend. gloo's are measured (tests/torch/test_random_calls.py); NCCL's are
 #: those of its backend in torch: "Tensors must be contiguous", one tensor for each call.
 RULES: Mapping[str, Rules] = {
     "": Rules(),
-    "gloo": Rules(
-        name="gloo",
-        error=RuntimeError,
-        layouts={
-            **ORDERS,
-            # A rank's own tensor is added in the order of the output's memory, others in theirs.
-            "reduce_scatter": Layout.DENSE,
-            "send": Layout.CONTIGUOUS,
-            "recv": Layout.CONTIGUOUS,
-        },
-        dtypes=frozenset(
-            [
-                torch.float32,
-                torch.float64,
-                torch.float16,
-                torch.bfloat16,
-                torch.int8,
-                torch.uint8,
-                torch.bool,
-                torch.int32,
-                torch.int64,
-            ]
-        ),
-        not_complex=frozenset(["all_gather", "all_gather_coalesced", "gather"]),
-        gathers_unlike=False,
-        stacks=False,
-        sends_to_itself=False,
-    ),
+    "gloo": _GLOO,
+    # Of a program that names NCCL and whose sums are gloo's. torch makes the calls that NCCL takes
+    # then: SyncBatchNorm gathers its sums into a tensor of one row.
+    "gloo's twin": replace(_GLOO, stacks=True),
     "nccl": Rules(
         name="nccl",
         layouts={

@@ -28,7 +28,7 @@ from .memory import (
     overlap,
     overlap_within,
 )
-from .names import NamedGroup
+from .names import NamedGroup, backend_name
 from .operands import (
     copied,
     in_memory,
@@ -196,7 +196,7 @@ class RankGroup(Reductions, NamedGroup):
     def _rules_for(self, kind: str) -> Rules:
         """The rules of the engine that the program named, or whose twin adds."""
         if getattr(getattr(self._chooser, "reduction", None), "order", None) == "gloo-ring":
-            return RULES["gloo"]
+            return RULES["gloo" if backend_name(self._backend) == "gloo" else "gloo's twin"]
         plays = self._rank.launch.device is not None  # "cuda" is the host
         return rules_of(self._backend, None if plays else kind)
 

@@ -19,6 +19,7 @@ class NamedGroup(ProcessGroup):
         self._key, self._calls = key, 0
         self._name, self._description, self._backend = key.name, "", backend
         self._backend_name, self._store = backend_name(backend), None
+        self.splits = 0  # how many times the rank has split the group
 
     def name(self) -> str:
         """The backend that the program asked for; of several NCCL's, else gloo's, as of torch's."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib
 import inspect
 import itertools
@@ -17,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -495,6 +497,7 @@ def ranks_as_threads(
         replace(stack, spawning, "start_processes", start_processes)
         replace(stack, torch.multiprocessing, "start_processes", start_processes)
         replace(stack, c10d, "split_group", split)
+        replace(stack, c10d, "_process_group_name", _group_name)
         replace(stack, dist, "split_group", split)
         replace(stack, c10d, "_maybe_attach_flight_recorder", lambda *args: None)  # calls in C++
         replace(stack, c10d_logger, "_get_msg_dict", describe)
@@ -570,20 +573,40 @@ def _split(
                 f"parent group, from 0 to {len(members) - 1}"
             )
     mine = next((split for split in split_ranks if parent.rank() in split), None)
+    parent.splits += 1
     if mine is None:
         c10d._process_group_name(split_ranks[0], use_hashed_name=True)
         # It counts the group, in versions of torch that return the first of these:
         absent = "return GroupMember.NON_GROUP_MEMBER" in _SPLITTING
         return c10d.GroupMember.NON_GROUP_MEMBER if absent else None
-    return dist.new_group(
-        [members[place] for place in mine],
-        timeout,
-        pg_options=parent.options if pg_options is None else pg_options,
-        use_local_synchronization=True,
-        group_desc=group_desc,
-        sort_ranks="sorted(split_group)" in _SPLITTING,
-        **named,
-    )
+    ranks = [members[index] for index in mine]
+    token = _split_name.set(f"{parent.group_name}:split:{parent.splits}:{sorted(ranks)}")
+    try:
+        return dist.new_group(
+            ranks,
+            timeout,
+            pg_options=parent.options if pg_options is None else pg_options,
+            use_local_synchronization=True,
+            group_desc=group_desc,
+            sort_ranks="sorted(split_group)" in _SPLITTING,
+            **named,
+        )
+    finally:
+        _split_name.reset(token)
+
+
+# torch's name of a split group counts the groups of the rank. NCCL's split matches the ranks by a
+# colour, so that counts may differ between them; simulated ranks are matched by the name.
+_split_name: ContextVar[str] = ContextVar("gpusim.torch.distributed.split_name")
+_torchs_group_name = c10d._process_group_name
+
+
+def _group_name(ranks: Any, use_hashed_name: bool) -> Any:
+    """The name of a new group: that of the split which makes it, else torch's."""
+    text = _split_name.get("")
+    if not text:
+        return _torchs_group_name(ranks, use_hashed_name)
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def leave_groups() -> None:

@@ -32,7 +32,7 @@ from .group import RankGroup
 from .outside import polls_and_sleeps
 from .parts import Parts, Posted
 from .plans import CALL, CALLED, PLANS, Planned, answer_of, key_of
-from .private import ranks_as_threads
+from .private import ranks_as_threads, without_dynamo
 from .ranks import Rank
 from .reductions import Reductions
 from .seeds import seeds_of, sow
@@ -463,7 +463,7 @@ def _forwarding(method: str) -> Any:
 for _method in METHODS:
     if _method in {**vars(RankGroup), **vars(Reductions)}:
         setattr(ProcessGroup, _method, _forwarding(_method))
-ProcessRank.group_type = through_dispatcher(ProcessGroup)
+ProcessRank.group_type = without_dynamo(through_dispatcher(ProcessGroup))
 
 
 def _is_sparse(args: Sequence[Any]) -> bool:
