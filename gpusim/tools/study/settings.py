@@ -436,7 +436,7 @@ def accumulator_rule(given: Any) -> str | ValueFormat:
             "accumulate='own' is now 'contract' (gpusim's default, float32 for bfloat16); 'wire' "
             "is the format in which partial sums travel. The old name goes in the next version",
             DeprecationWarning,
-            stacklevel=4,  # the caller of sweep
+            stacklevel=5,  # the caller of sweep
         )
     if given is None or (isinstance(given, str) and given in ("contract", "own")):
         return "contract"
