@@ -78,11 +78,3 @@ def _family(process: int) -> Iterator[int]:
             children = (task / "children").read_text().split()
         for child in children:
             yield from _family(int(child))
-
-
-def _threads(process: int) -> list[Path]:
-    """The threads of a process, as the system shows them; none of a process that has ended."""
-    folder = Path(f"/proc/{process}/task")
-    with suppress(OSError):  # it may end at any time
-        return [folder / name for name in os.listdir(folder)]
-    return []
