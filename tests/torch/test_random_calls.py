@@ -11,7 +11,7 @@ from gpusim.torch.distributed import launch
 from tests.oracles.budget import SEED, budget
 from tests.torch.children import needs_linux
 from tests.torch.gloo_ranks import gloo
-from tests.torch.random_calls import EXCLUDED, FAILED, described, random_calls
+from tests.torch.random_calls import EXCLUDED, FAILED, described, outcome, random_calls
 
 pytestmark = [needs_linux, pytest.mark.usefixtures("memory_is_returned")]
 
@@ -55,3 +55,21 @@ def test_calls_that_are_not_compared_have_a_reason() -> None:
     for name in EXCLUDED:
         assert f'exclude("{name}"' in source, name
     assert len(EXCLUDED) < 8
+
+
+def test_calls_that_are_made_again() -> None:
+    """A process says a call in full once, and then by a plan: it gives the same."""
+    first, size = SEED % 1_000_000 * 10_000 + 5_000, 3
+    seeds = list(range(first, first + budget(400, least=30, most=30)))
+
+    def program(rank: int) -> list[list[torch.Tensor]]:
+        random_calls(seeds[:1])
+        return [[outcome(seed, rank, size) for _ in range(3)] for seed in seeds]
+
+    threads, processes = (
+        launch(program, size, reduction="gloo-ring", processes=each) for each in (False, True)
+    )
+    for rank in range(size):
+        for seed, one, others in zip(seeds, threads[rank], processes[rank], strict=True):
+            for other in others:
+                assert torch.equal(one[0], other), (rank, described(seed, size))
