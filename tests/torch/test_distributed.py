@@ -758,6 +758,7 @@ def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
             lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
             "sparse tensors only works with ReduceOp.SUM, got ReduceOp.MAX",
         ),
+        (lambda: dist.all_reduce(X.clone(), group="a"), "ValueError: Process group a is not init"),
     ],
 )
 def test_arguments_that_do_not_fit(call: Callable[[], Any], said: str) -> None:

@@ -542,3 +542,24 @@ def test_256_ranks_need_less_than_6_gib(tmp_path: Path) -> None:
     print(f"{total / 2**30:.2f} GiB, {total / 2**20 / 256:.1f} MiB a rank")
     assert values == 1
     assert total < 6 * 2**30
+
+
+def compiled_ddp(rank: int) -> list[torch.Tensor]:
+    dist.init_process_group()
+    grads = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        called = torch.compile(model, backend="eager") if compiled else model
+        for _ in range(2):  # in the second step the reducer broadcasts, inside of Dynamo's frame
+            called(torch.full((1, 3), rank + 1.0)).square().mean().backward()
+        grads += [p.grad for p in model.parameters()]
+    return grads
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_dynamo_keeps_out_of_groups(processes: bool) -> None:
+    """Also of those of processes, whose class is another."""
+    for grads in launch(compiled_ddp, 2, processes=processes):
+        for eager, compiled in zip(grads[:2], grads[2:], strict=True):
+            assert torch.equal(eager, compiled)

@@ -481,7 +481,10 @@ def ranks_as_threads(
         return torchs_start(*args, **named)
 
     def describe(name: str, *args: Any, **named: Any) -> dict[str, Any]:
-        """For torch's log, which asks NCCL for its version where a script has named NCCL."""
+        """For torch's log of errors, which asks NCCL for its version where a script names NCCL."""
+        group = named.get("group") or named.get("process_group")
+        if group is not None and not isinstance(group, dist.ProcessGroup) and dist.is_initialized():
+            dist.get_backend(group)  # which says that there is no such group
         return {"func_name": name}
 
     def split(*args: Any, **named: Any) -> Any:
