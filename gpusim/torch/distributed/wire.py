@@ -1,8 +1,9 @@
 """The messages between a rank's process and its thread of the launching process.
 
-Messages are JSON on a socket. Tensors are bytes in memory that both have mapped, or follow the
-message where the process belongs to another instance. Nothing is unpickled, except by
-`torch.load(weights_only=True)`, which makes data and tensors only.
+Messages are JSON on a socket, or a few bytes for a call that was made before; see `plans`. Tensors
+are bytes in memory that both have mapped, or follow the message where the process belongs to
+another instance. Nothing is unpickled, except by `torch.load(weights_only=True)`, which makes data
+and tensors only.
 """
 
 from __future__ import annotations
