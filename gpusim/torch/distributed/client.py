@@ -94,7 +94,7 @@ class MemberLaunch(Launch):
         self.size, self.schedule, self.in_turns = size, "free", False
         self.device = "cpu" if devices else None
         self.chooser = as_chooser(reduction, "--reduction")
-        self.recorder = None
+        self.recorder = self.draws = None  # the process draws by itself
         self.run, self.around = (lambda rank: None), (lambda index: nullcontext())
         self.process = {}
         self.pid = 0  # of no process in which ranks wait for a turn
