@@ -48,6 +48,8 @@ IDLE = 0.5
 poll, which on a busy machine is as much as a fifth of the time."""
 
 
+# Owner: the scheduler. Made and read under its lock. An entry that is no longer its replica's
+# `timed` stays in the heap, and is dropped when it comes to the top: so nothing is searched.
 class Timed:
     """A replica's sleep, or the limit of its wait; valid while it is the replica's `timed`.
 
@@ -66,20 +68,34 @@ class Clock:
     """The virtual time of one scheduler, and the thread that watches its replicas."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        # Lock: the scheduler's, for all fields below unless a comment says otherwise.
         self.scheduler = scheduler
+        # The virtual time. It never goes back, and moves in `_fire` alone: when no replica runs or
+        # is ready, or, where several run at a time, when the machine's time has come.
         self.now = 0.0
+        # Invariant: the number of started replicas whose `away` is True.
         self.away = 0  # replicas without a slot that may come back at any time
         self.vain = 0  # how often replicas gave way one after another, and nothing else happened
         #: Replicas that have asked in vain in this round. In a round all that can go on ask.
+        # A round is over when all that can go on have asked. One that computes meanwhile does not
+        # ask, and so holds the round up: a slow replica is never taken for one that asks in vain.
         self._asking: set[ReplicaThread] = set()
         self.rounds = 0  # that have passed one after another, and nothing else happened
         #: The seconds of work of a replica, and of what it has started; None if unknown.
         self.work_of: Callable[[ReplicaThread], float | None] = lambda replica: None
+        # A heap by virtual time. The second entry breaks ties in the order in which they were
+        # added, so that replicas that ask for the same time go on in the order in which they asked.
         self._entries: list[tuple[float, int, Timed]] = []
         self._order = itertools.count()
+        # `_watching`: there is a thread that watches, or one is being started. It ends with the
+        # scheduler alone: a clock that has never had a sleep or a block outside has none.
         self._watching = self._over = self._rung = False
+        # Held as long as nothing is to be done; `_ring` releases it, once, which `_rung` remembers.
         self._bell = threading.Lock()
         self._bell.acquire()
+        # Of the watcher's thread alone, without a lock: what it saw at its last look, by replica:
+        # the stamp of the block, the work done until then, and for how many looks there was no
+        # progress.
         self._seen: dict[ReplicaThread, tuple[tuple[int, int], float | None, int]] = {}
         self._looked = 0.0
 
@@ -89,9 +105,12 @@ class Clock:
         """Note the sleep of a replica, or the limit of its wait."""
         entry = Timed(replica, self.now + seconds, time.monotonic() + seconds, is_limit)
         replica.timed, replica.expired = entry, None
+        # Something happens: those that poll may go on without the machine's time.
         self.moved()
         heapq.heappush(self._entries, (entry.due, next(self._order), entry))
         self.begin()
+        # In turns the virtual time decides alone; else the watcher has to know when the entry is
+        # due by the machine's time, as others run.
         if not self.scheduler.one_at_a_time:
             self._ring()
         return entry
@@ -108,6 +127,9 @@ class Clock:
         entry = self._first()
         if entry is None:
             return self.away > 0
+        # A limit need not be waited for: nothing can happen any more. One that is away could still
+        # complete what is waited for, so its machine's time counts then; and a sleep has its
+        # length.
         if (entry.is_limit and not self.away) or time.monotonic() >= entry.real:
             self._fire(entry)
         else:
@@ -137,6 +159,8 @@ class Clock:
 
         **Returns**: False if nothing will happen, as all that can go on ask, again and again.
         """
+        # Looks without the lock held in between: `_look` reads clocks of work from /proc, which
+        # takes long; only what it decides is done under the lock.
         scheduler = self.scheduler
         self._asking.add(replica)
         if self.pending():
@@ -164,12 +188,15 @@ class Clock:
 
     def _fire(self, entry: Timed) -> None:
         heapq.heappop(self._entries)
+        # From here to `fill_slots` the replica changes from one that waits to one that is ready, in
+        # one piece under the lock: who looks sees it in exactly one of both.
         replica, scheduler = entry.replica, self.scheduler
         self.now = max(self.now, entry.due)
         if entry.is_limit:
             said = scheduler.describe_stall
             replica.expired = said() if said is not None else "no replica can go on"
             waiting: Any = replica.waiting
+            # Else a later `complete` would make the replica ready a second time.
             waiting.withdraw(replica)
         replica.timed = replica.waiting = None
         scheduler.ready.append(replica)
@@ -181,6 +208,9 @@ class Clock:
         """Start the thread that watches, if there is none. (With the lock held or not.)"""
         if self._watching or self._over:
             return
+        # Set at once, as this may be called without the lock. If two calls pass the question
+        # between two bytecodes, two threads watch; no slot is taken twice, as `_take` is under the
+        # lock.
         self._watching = True
         try:
             workers.start(self._watch)
@@ -215,6 +245,8 @@ class Clock:
                     return
                 if not scheduler.one_at_a_time:
                     self.pass_real_time()
+                # No replica runs, so none will call `advance`: it is this thread's to let the
+                # earliest go on.
                 if not scheduler.running and not scheduler.ready:
                     self.advance()
                     self._hush()  # it knows already when to look again
@@ -239,6 +271,8 @@ class Clock:
         seen, self._seen = self._seen, {}
         for replica, stamp in holders:
             before, worked, looks = seen.get(replica, (None, None, 0))
+            # Reading /proc takes longer than many a block: it is done only for a replica that stood
+            # still between two looks.
             if before != stamp:  # it has made progress, and its work, which takes long to read,
                 self._seen[replica] = stamp, None, 0  # is looked at if it makes none
                 continue
@@ -261,12 +295,16 @@ class Clock:
 
     def _take(self, replica: ReplicaThread) -> None:
         """Take the replica's slot, unless it is just leaving its block."""
+        # Invariant of the block's end: the replica's thread writes `outside` and then reads `away`;
+        # here `away` is written and then `outside` read. One of both sees the other. If both do,
+        # the thread finds `away` False under the lock in `come_back`, and keeps its slot.
         replica.away = True
         if not replica.outside:
             replica.away = False
             return
         self.away += 1
         self.scheduler.running -= 1
+        # The others may all wait for this one: then what is due goes on.
         self.scheduler.fill_slots()
         self.scheduler.check_stalled()
 
@@ -290,6 +328,7 @@ def outside(replica: ReplicaThread) -> Iterator[None]:
 def go_outside(replica: ReplicaThread) -> None:
     """Begin a block of `outside`, which `come_inside` ends. (In its own thread.)"""
     replica.call.scheduler.clock.begin()
+    # Before `outside`, so that the watcher never sees a new block under an old stamp.
     replica.blocks += 1
     replica.outside = True
 
@@ -297,6 +336,7 @@ def go_outside(replica: ReplicaThread) -> None:
 def come_inside(replica: ReplicaThread) -> None:
     """End a block of `outside`. (In its own thread.)"""
     replica.outside = False
+    # Without the lock: see `Clock._take`.
     if replica.away:
         come_back(replica)
 
@@ -307,9 +347,13 @@ def come_back(replica: ReplicaThread) -> None:
     **Raises**: ReplicaEnded if the replica has been ended meanwhile.
     """
     scheduler = replica.call.scheduler
+    # The stamp says that it is the same block as at the last look: else the replica has been back
+    # in gpusim since, which is progress.
     with scheduler.lock:
         away, inside = replica.away, replica.inside
         if away:
+            # No exception may be posted from here on: the thread is to wait for a slot, and would
+            # leave the queue with one.
             replica.inside = True
             replica.away = False
             scheduler.clock.away -= 1

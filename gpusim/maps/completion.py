@@ -23,7 +23,11 @@ class Completion:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        # Written under the scheduler's lock, once. Read without it by the thread of a rank that
+        # only asks: it goes from False to True, and what it stands for is complete before.
         self.done = False
+        # Lock: the scheduler's. Invariant: a replica is in it if and only if its `waiting` is this
+        # one.
         self.waiting: list[ReplicaThread] = []
 
     def wait(self, replica: ReplicaThread, limit: float | None = None) -> bool:
@@ -36,15 +40,21 @@ class Completion:
         """
         scheduler = self.scheduler
         with scheduler.lock:
+            # From here to the end no exception is posted to this thread: it looks itself, before it
+            # gives its slot away and after it has one again. Else it would leave with a lock, or
+            # with two slots.
             replica.inside = replica.serves or not replica.ended
             replica.check_ended()
             ready = self.done
             if not ready:
+                # In one piece with `release_slot`: no thread sees a replica that waits and holds a
+                # slot.
                 self.waiting.append(replica)
                 replica.waiting = self
                 if limit is not None:
                     scheduler.clock.add(replica, limit, is_limit=True)
                 scheduler.release_slot()
+        # Without the lock. The wake-up may have come before: it is not lost.
         if not ready:
             replica.wake.wait()
         with scheduler.lock:
@@ -56,6 +66,7 @@ class Completion:
         """Make the replicas that wait ready, in the order in which they came."""
         with self.scheduler.lock:
             self.done = True
+            # It is progress: those that poll may be about to see it.
             self.scheduler.clock.moved()
             for replica in self.waiting:
                 replica.waiting = replica.timed = None
@@ -90,6 +101,7 @@ def give_way(replica: ReplicaThread, asks: bool = False) -> bool:
             scheduler.fill_slots()
     if others:
         replica.wake.wait()
+    # No other is ready, as all have slots: it is the interpreter's lock that they wait for.
     elif asks and not scheduler.one_at_a_time:
         _sleep(0)  # others run: without it they would wait for the interpreter's lock
     with scheduler.lock:

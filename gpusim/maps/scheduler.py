@@ -57,6 +57,10 @@ PATIENCE_AFTER_ERROR = 5.0
 """The same after the error of a replica."""
 
 
+# Owner: its PmapCall. Lock: the scheduler's, for all fields but these: `outside` and `blocks` are
+# the replica's own thread's (see `clock`); `outcome` and `error` are written by the one that
+# computes, under the lock, and read by the replica's thread after it has been woken; `wake` orders
+# by itself.
 class ReplicaThread:
     """One replica of one pmap call: its thread, its axis entry, and the rendezvous it waits in.
 
@@ -76,17 +80,29 @@ class ReplicaThread:
         self.call = call
         self.entry = entry
         self.context = context
+        # Woken once for each time that the replica loses its slot. The one who wakes has counted
+        # the slot in `running` before: the replica never takes one by itself.
         self.wake = HandOver()
         self.thread: threading.Thread | None = None  # once it runs
+        # It never goes back. A replica in `ready` that is not started has no thread yet.
         self.started = False
         self.finished = False
+        # It is to end. Set once, by `abort`; the thread sees it at the latest at its next
+        # collective.
         self.ended = False
+        # Invariant: an exception is posted only while it is False. So it is True wherever the
+        # thread may hold a lock of gpusim's, or is about to give its slot away or to get one.
         self.inside = True
+        # Set once, by the replica's own thread. Waits leave `inside` True then.
         self.serves = False
+        # Invariant: while it is not None the replica holds no slot, and is neither ready nor away.
+        # All kinds except PmapCall have `withdraw`.
         self.waiting: Rendezvous | Completion | PmapCall | Timed | None = None
         self.timed: Timed | None = None
         self.expired: str | None = None
         self.outside = self.away = False
+        # Together they are a stamp: the watcher compares it to see whether a block is still the
+        # same.
         self.turns = self.blocks = 0
         self.position = 0  # its position in the rendezvous
         self.stream_slot: Any = None  # its GPU and stream, of `streams`
@@ -106,25 +122,34 @@ class ReplicaThread:
         An exception in `compute` is raised in every replica.
         """
         scheduler = self.call.scheduler
+        # Before the lock is taken: it walks up the stack, which takes longer than all that the lock
+        # is for.
         site = call_site()
         with scheduler.lock:
             self.inside = not self.ended
             self.check_ended()
             rendezvous = scheduler.rendezvous_of(threaded_axes, enclosing)
+            # It may abort the whole call, if the terms differ: this replica is then `ended` too.
             complete = rendezvous.arrive(self, threaded_axes, terms, contribution, site)
             if self.ended:  # the terms differ
                 self.inside = False
                 raise ReplicaEnded
+            # In one piece with the arrival: else the last replica could complete the rendezvous
+            # before this one waits, and this one would then wait for ever.
             if not complete:
                 self.waiting = rendezvous
                 scheduler.release_slot()
         if complete:
+            # Here `compute` runs: in the thread of the last to arrive, with its slot, without the
+            # lock, and with `inside` True, so that no exception of another's breaks it off.
             keeps_slot = scheduler.complete_rendezvous(rendezvous, self, compute)
+        # In turns the last one has put itself behind the others, and waits for its turn too.
         if not complete or not keeps_slot:
             self.wake.wait()
         with scheduler.lock:
             self.inside = False
             self.check_ended()
+        # Taken out of the replica: it outlives the call, and would hold arrays and frames.
         error, self.error = self.error, None
         outcome, self.outcome = self.outcome, None
         if error is not None:
@@ -143,6 +168,8 @@ class ReplicaThread:
             before = self.inside
             self.inside = before or not self.ended
             self.check_ended()
+            # Not in turns: another replica must not run meanwhile, or the order would depend on the
+            # network.
             scheduler.release_slot_for_instances()
         try:
             with while_waiting(self.check_ended):
@@ -169,20 +196,27 @@ class ReplicaThread:
         result: Any = None
         thread = threading.current_thread()
         thread.name = f"gpusim replica {self.entry.index} of axis {self.entry.name!r}"
+        # The thread is a worker's, which may be older than the debugger.
         workers.begin_tracing()
         try:
             try:
+                # The number may be that of a thread that has ended, or of this worker's last
+                # replica.
                 interrupted.discard(threading.get_ident())
                 with self.call.scheduler.lock:
                     self.thread = thread
                     self.inside = False
                     self.check_ended()
                 assert self.entry.index is not None  # pmap's axes are threaded
+                # The user's code. It runs without a lock and with `inside` False: an exception may
+                # come between any two bytecodes, up to `absorb_posted`.
                 result = self.context.run(self.call.function, self.entry.index)
             except BaseException as raised:
                 error = raised
             self.absorb_posted()
         except ReplicaEnded:  # posted between these blocks
+            # What is posted between the blocks finds no other handler: the thread must come back to
+            # `finish`, or the slot is lost for ever.
             self.absorb_posted()
         workers.end_tracing()
         workers.clear_thread_state()
@@ -210,6 +244,8 @@ def _run_here(replica: ReplicaThread | None) -> None:
         replica = replica.run()
 
 
+# In the context of the replica. A context may be copied to another thread, or outlive its replica:
+# so it is believed only together with the thread, in `enclosing_replica`.
 _current: ContextVar[ReplicaThread | None] = ContextVar("gpusim replica", default=None)
 
 
@@ -232,6 +268,8 @@ def enclosing_replica() -> ReplicaThread | None:
     return replica
 
 
+# Lock: the scheduler's, until the last has arrived. Then it is out of `pending`, and belongs to the
+# one that computes; only `replicas` may still change, where a replica that is ended withdraws.
 class Rendezvous:
     """The replicas that have arrived at one collective, with their contributions."""
 
@@ -241,10 +279,12 @@ class Rendezvous:
         self.key = key
         self.threaded_axes = threaded_axes
         self.call = scheduler.calls[threaded_axes[0]]
+        # Invariant: the number of places in `replicas` that are None.
         self.missing = count
         self.replicas: list[ReplicaThread | None] = [None] * count
         self.contributions: list[Any] = [None] * count
         self.call_sites: list[str] = [""] * count
+        # Those of the first to arrive. All others must have equal ones.
         self.terms: dict[str, Any] | None = None
 
     def arrive(
@@ -270,6 +310,8 @@ class Rendezvous:
         self.missing -= 1
         replica.position = position
         if self.missing == 0:
+            # At once, not when it has been computed: replicas that go on may arrive at the next
+            # one.
             del self.scheduler.pending[self.key]
         return self.missing == 0
 
@@ -368,7 +410,11 @@ class PmapCall:
         self.unfinished = 0
         self.error: BaseException | None = None
         self.streams: bool = parent is not None and parent.call.streams  # replicas are on GPUs
+        # The first to acquire it decides whether the replicas begin, or never do: the worker that
+        # is to start them, or the caller that is interrupted before.
         self.begun = threading.Lock()  # held once the replicas may begin
+        # The caller sleeps here, in its own thread, without a slot: it is not a replica. Not a
+        # HandOver, as it has to wake up now and then to see signals.
         self.over = threading.Lock()  # released when all replicas have ended
         self.over.acquire()
         self.abandoned = False  # its caller no longer waits
@@ -386,8 +432,10 @@ class PmapCall:
     def abort(self, error: BaseException) -> None:
         """End all replicas of this call and of calls inside it. The first error is reported."""
         if self.error is None:
+            # The first one is what the caller of pmap gets. Later ones follow from it as a rule.
             self.error = error
         scheduler = self.scheduler
+        # Those that have not begun never will.
         scheduler.ready = deque(
             replica for replica in scheduler.ready if replica.call is not self or replica.started
         )
@@ -399,11 +447,16 @@ class PmapCall:
                 replica.finished = True
                 self.unfinished -= 1
             elif isinstance(replica.waiting, PmapCall):
+                # It waits for a pmap inside it: that ends first, and then makes it ready.
                 replica.waiting.abort(ReplicaEnded())
             elif replica.waiting is not None:
+                # In this order: out of what it waits for, then ready. It needs a slot to raise and
+                # to clean up.
                 replica.waiting.withdraw(replica)
                 replica.waiting = None
                 scheduler.ready.append(replica)
+        # Those that run user code get an exception from a thread that supervises; nothing is posted
+        # here, as the lock is held, and the caller may be one of them.
         scheduler.begin_to_end()
         self.wake_caller_if_finished()
         scheduler.fill_slots()
@@ -434,10 +487,14 @@ class PmapCall:
             scheduler.give_back_slot(replica)
             scheduler.started.discard(replica)
             if error is not None and not (replica.ended and isinstance(error, ReplicaEnded)):
+                # This replica still counts as one that runs: the caller must not go on before its
+                # error is noted.
                 self.unfinished += 1  # abort wakes no caller yet
                 self.abort(self.error or self.report(replica.entry.index, error))
                 self.unfinished -= 1
             self.wake_caller_if_finished()
+            # The slot may go to a replica that is yet to begin: then this thread runs it, and none
+            # is started.
             following = scheduler.fill_slots(here=True)
             scheduler.check_stalled()
             return following
@@ -456,6 +513,7 @@ class PmapCall:
         with self.scheduler.lock:
             results = self.results
             # They refer to the call; arguments and results would be there until they are collected.
+            # Under the lock: the watcher and a supervisor may still look at the replicas.
             self.replicas, self.results = [], []
             del self.function
         return results
@@ -465,6 +523,8 @@ class PmapCall:
             parent.inside = not parent.ended
             parent.check_ended()
             self.enqueue()
+            # The replica that calls a pmap waits for it as for a collective, without a slot: its
+            # own replicas need the slots.
             parent.waiting = self
             self.scheduler.release_slot()
         parent.wake.wait()
@@ -482,6 +542,7 @@ class PmapCall:
         A second Ctrl-C abandons the replicas that have not ended, as threads cannot be ended while
         they are in C code. They end when they return from it.
         """
+        # Before any thread is started, and never changed: read without the lock.
         self.scheduler.root = self
         try:
             self.start_job(self.begin)
@@ -497,6 +558,9 @@ class PmapCall:
                         self.announce_wait(str(self.error), "Ctrl-C, twice,")
                     waited += SIGNAL_POLL
         except BaseException as raised:
+            # A KeyboardInterrupt, which Python raises in the main thread between any two bytecodes:
+            # also in the lines above. So they change nothing that replicas share; a worker's thread
+            # does (`start_job`).
             self.end_replicas(raised)
             raise
         finally:
@@ -533,6 +597,8 @@ class PmapCall:
             with self.scheduler.lock:
                 if self.unfinished and self.error is None:
                     if isinstance(interrupt, KeyboardInterrupt):
+                        # Before `abort`, under the same lock: every replica that is ended sees the
+                        # same kind of end.
                         self.scheduler.end = ReplicaInterrupted
                     self.abort(interrupt)
 
@@ -591,20 +657,31 @@ def _describe_line(frame: FrameType) -> str:
     return f" at {line.filename}:{line.lineno} in {line.name}, `{line.line}`"
 
 
+# One for each outermost pmap, or launch. Everything that decides who runs is here and under `lock`.
+# No other lock of gpusim's may be held when it is taken. With it held only short steps are made: no
+# user code, no wait, no copy. A thread may be started, which takes the pool's lock.
 class Scheduler:
     """Execution slots for replicas: at most `slots` of them run at once."""
 
     def __init__(self, slots: int, one_at_a_time: bool) -> None:
         self.lock = threading.Lock()
+        # Fixed when the first replica begins.
         self.slots = slots
         self.one_at_a_time = one_at_a_time
+        # Invariant: the number of replicas that hold a slot, at most `slots`. Raised in
+        # `fill_slots` alone, before the replica is woken or started, so that a slot is never given
+        # twice.
         self.running = 0
         self.waiting_for_instances = 0  # replicas that wait for other instances
+        # First come, first served: so in turns the order follows from the program.
         self.ready: deque[ReplicaThread] = deque()
+        # Those that have a thread and have not ended.
         self.started: set[ReplicaThread] = set()
+        # Rendezvous that somebody has arrived at and somebody has not.
         self.pending: dict[Any, Rendezvous] = {}
         self.calls: dict[AxisEntry, PmapCall] = {}
         self.root: PmapCall | None = None
+        # Set once; from then on some thread supervises the end, or the caller of pmap does.
         self.ending = False
         #: Says who waits for what, where replicas wait for Completions; None for pmap's own.
         self.describe_stall: Callable[[], str] | None = None
@@ -629,6 +706,9 @@ class Scheduler:
             self.running += 1
             replica.turns += 1
             if replica.started:
+                # With the lock held: a wake-up takes microseconds, and the thread that wakes has to
+                # take the lock. In turns the waker is about to sleep, so that its core is the best
+                # one.
                 replica.wake.wake(here=self.one_at_a_time)
                 continue
             replica.started = True
@@ -645,6 +725,7 @@ class Scheduler:
             workers.start(functools.partial(_run_here, replica))
         except RuntimeError as error:
             self.started.discard(replica)
+            # The thread that could not be started had a slot.
             self.running -= 1
             replica.finished = True
             replica.call.unfinished -= 1
@@ -673,6 +754,8 @@ class Scheduler:
     def supervise(self) -> None:
         """End running replicas until all have ended. (In a worker's thread.)"""
         assert self.root is not None
+        # Most replicas end at their next collective. A posted exception may be lost in a
+        # destructor.
         time.sleep(ENDING_GRACE)
         with quiet_ends():
             while self.root.unfinished:
@@ -681,6 +764,8 @@ class Scheduler:
 
     def release_slot(self) -> None:
         """Release the slot of the calling replica, which waits from now on."""
+        # The order of the three: the slot is free, others get it, and only then it is known whether
+        # anybody can go on.
         self.running -= 1
         self.fill_slots()
         self.check_stalled()
@@ -709,6 +794,8 @@ class Scheduler:
 
     def check_stalled(self) -> None:
         """Raise DeadlockError in the replicas that wait, if none runs or is ready."""
+        # The definition of a deadlock. Each of the four is a reason why others may still go on; a
+        # new way to wait has to be in one of them.
         if self.running or self.ready or self.waiting_for_instances or self.clock.advance():
             return
         pending = list(self.pending.values())
@@ -717,12 +804,15 @@ class Scheduler:
                 "no replica can go on: "
                 + "; ".join(rendezvous.describe_wait() for rendezvous in pending)
             )
+            # The outermost call that waits: its end ends those inside.
             min(pending, key=lambda rendezvous: rendezvous.threaded_axes[0].depth).call.abort(error)
         elif self.describe_stall is not None and self.root is not None and self.root.unfinished:
             self.root.abort(DeadlockError(self.describe_stall()))
 
     def rendezvous_of(self, threaded_axes: Axes, enclosing: Axes) -> Rendezvous:
         """The rendezvous of the replicas along `threads` with the caller's other indices."""
+        # By the call and not by the axis's name: two maps of one name may run at a time. Replicas
+        # bind entries of their own, so sizes and indices stand for them.
         path: list[Any] = [id(self.calls[threaded_axes[0]])]
         for entry in enclosing[threaded_axes[0].depth + 1 :]:
             if entry.index is not None:
@@ -742,6 +832,8 @@ class Scheduler:
         error: BaseException | None = None
         outcomes: list[Any] = [None] * len(rendezvous.replicas)
         try:
+            # Without the lock, in the last replica's thread. Others may run user code meanwhile,
+            # and may end.
             outcomes = compute(rendezvous.contributions)
         except Exception as raised:
             error = raised
@@ -749,10 +841,13 @@ class Scheduler:
             error = DeadlockError("the replica that was to compute a collective for all was ended")
         with self.lock:
             for replica, outcome in zip(rendezvous.replicas, outcomes, strict=True):
+                # It has withdrawn, under the lock, and has a slot or will get one.
                 if replica is None:  # ended meanwhile
                     continue
                 replica.outcome, replica.error = outcome, error
                 replica.waiting = None
+                # In turns in the replicas' order, the last one included: who arrived last does not
+                # matter.
                 if replica is not last or self.one_at_a_time:
                     self.ready.append(replica)
             if self.one_at_a_time:
@@ -767,6 +862,8 @@ class Scheduler:
         """
         with self.lock:
             for thread in self.to_end(self.root is not None and self.root.abandoned):
+                # With the lock held, so that no thread becomes `inside` between the look and the
+                # post.
                 end_thread(thread, self.end)
 
     def to_end(self, again: bool = False) -> list[threading.Thread]:

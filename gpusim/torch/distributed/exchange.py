@@ -111,6 +111,9 @@ class GroupKey:
         return f"group {self.name!r} (rank{'s' * (len(self.ranks) > 1)} {members})"
 
 
+# Owner: the exchange, under its lock, until the last part is there. Then it is the last rank's
+# alone, which computes. `done` is completed after `error` and `event` have been set: who sees it
+# done, under the scheduler's lock or by the flag, sees these too.
 class Pending:
     """A call that some ranks of a group have posted: all that they pass, by their group rank.
 
@@ -135,14 +138,22 @@ class Pending:
         self, title: str, done: Completion, terms: Terms = NONE, key: GroupKey | None = None
     ) -> None:
         self.title, self.done, self.terms, self.key = title, done, terms, key
+        # By the rank in the group. They hold views of all ranks' tensors, so they are dropped as
+        # soon as the call is complete.
         self.parts: dict[int, Any] = {}
         self.sites: dict[int, str] = {}
+        # Of whom results are to be recorded, once there are any: the rank that computes does it for
+        # all.
         self.recorded: list[tuple[int, int, list[Tensor]]] = []
+        # One event of each rank, None on the host. The order does not matter: all are waited for.
         self.ready: list[Any] = []
         self.event: Any = None
+        # Raised by each rank that waits: one exception object for all.
         self.error: BaseException | None = None
 
 
+# Made in the rank's own thread, before any lock is taken: checking arguments and copying operands
+# is the long part of a call, and ranks do it side by side.
 class Posting(NamedTuple):
     """What a rank posts as its part of a collective.
 
@@ -158,6 +169,8 @@ class Posting(NamedTuple):
     record: Mapping[str, Any] | None = None
 
 
+# Owner: the rank's own thread, which alone waits and asks. C++ may hold it from other threads, but
+# calls it in the rank's.
 @without_dynamo
 class RankWork(dist.Work):
     """One rank's handle on a call.
@@ -195,26 +208,36 @@ class RankWork(dist.Work):
         self._rank, self._pending, self._outputs = rank, pending, outputs
         self._site = site
         # Memory of a GPU may be used again when the rank's stream has waited for the call.
+        # Invariant: on a GPU the part lives until the rank's stream waits for the call. CuPy and
+        # torch use memory again as soon as nothing refers to it.
         self._part, self._tensors = part, tensors
+        # Until it has been waited for or seen to be complete: else Python would collect a work that
+        # C++ alone holds.
         rank.unfinished.add(self)
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the call, without the turn. Without a limit, a call in vain is known at once."""
         pending = self._pending
+        # Read without a lock: it only goes from False to True. A stale False costs a wait that ends
+        # at once.
         if not pending.done.done:
             own = seconds_of(timeout, is_set=True)
             limit = self.limit if own is None else own
             what = f"{pending.title} at {self._site}"
+            # Here the rank gives up its turn. When it returns, the process's globals are the rank's
+            # again.
             self._rank.wait_for_work(self, what, limit, own is not None)
         self._rank.unfinished.discard(self)
         if pending.error is not None:
             raise pending.error
+        # On a GPU only the rank's current stream waits: the host goes on.
         streams.wait(pending.event, self._tensors)
         self._part = None
         self._finish()
         return True
 
     def _finish(self) -> None:
+        # Taken out first: it is called once, also if it waits itself or raises.
         finish, self.finish = self.finish, None
         if finish is not None:
             finish()
@@ -255,6 +278,8 @@ class RankWork(dist.Work):
 
     def get_future(self) -> Any:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
+        # C++ waits for futures with the interpreter's lock released, but with the turn: other ranks
+        # would never run. So a future is complete when it is handed out.
         self.wait()
         if self._future is None:
             devices = streams.futures_on(self._outputs)
@@ -273,6 +298,8 @@ class RankWork(dist.Work):
         pending = self._pending
         if not pending.done.done:
             what = f"{pending.title} at {self._site}"
+            # A program that polls would keep its turn for ever. Where all that can go on only ask,
+            # again and again, nothing can complete the call: that is a deadlock (`Clock.asked`).
             if not self._rank.give_way(asks=what) and not pending.done.done:
                 self._rank.fail_waiting(what)
         if pending.done.done:
@@ -345,22 +372,31 @@ class Letter:
     bits: Any = None  # that a sender had when it posted the message
 
 
+# One for each launch, in the process that launches: ranks that are processes have proxies here.
 class Exchange:
     """All calls of one launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.recorder = launch.recorder
+        # Written by the ranks' threads; all ranks of a group say the same.
         self.descriptions: dict[GroupKey, str] = {}
         self.groups: dict[GroupKey, RecordedGroup] = {}
+        # Guards the dictionaries below. Held for a few lines: no call of torch's, no copy, no wait,
+        # and no other lock while it is. It is needed in turns too: proxies of processes, and free
+        # ranks, are threads that run at a time. ReplicaEnded may come while it is held; `with` lets
+        # go of it.
         self.lock = threading.Lock()
         #: By the group's name, copy and first rank, which are one group's alone, and the call's
         #: number.
+        # Invariant: a call that at least one rank has posted, and at least one has not.
         self.calls: dict[tuple[str, tuple[int, int], int, int], Pending] = {}
         #: Who has made groups of a name and copy: their ranks, a rank that made it, and where.
         self.makers: dict[tuple[str, tuple[int, int]], list[tuple[tuple[int, ...], int, str]]] = {}
         #: Groups that a time-out has broken, by name, copy and first rank, and what broke them.
         self.broken: dict[tuple[str, tuple[int, int], int], str] = {}
+        # By group and receiver: letters of senders, and of receivers. Invariant: no letter of one
+        # fits one of the other: a fitting one takes it out when it is posted.
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
@@ -370,6 +406,7 @@ class Exchange:
         makes those of its own members only. Groups of several ranks meet under their name, and
         real engines mix up those of one name.
         """
+        # Before the lock: it walks up the stack, or, of a process, came with the request.
         site = rank.call_site()
         with self.lock:
             makers = self.makers.setdefault((key.name, key.copy), [])
@@ -395,6 +432,8 @@ class Exchange:
         post makes, is raised by all that wait.
         """
         if self.broken:
+            # Without the lock: a group is broken by a rank that has waited in vain, and one that
+            # hears of it later finds its error in the call.
             self._check_whole(key)
         site = rank.call_site()
         count = (
@@ -403,14 +442,18 @@ class Exchange:
             else self._noted(rank, key, place, number, terms, made, site)
         )
         involved = [*made.outputs, *made.tensors]
+        # Behind the work that the rank has queued until now, on its own current stream.
         ready = streams.record(involved)
         slot = key.name, key.copy, key.ranks[0], number
+        # Matching is all that happens here. Whose part is the last is decided here too, once:
+        # `complete` is True for one rank alone, which takes the call out of the dictionary.
         with self.lock:
             pending = self.calls.get(slot)
             if pending is None:
                 title = f"{describe(terms)}, call {number} of {key},"
                 pending = Pending(title, Completion(self.launch.scheduler), terms, key)
                 self.calls[slot] = pending
+            # Before the part is noted: a call whose terms differ is never computed.
             differ = pending.terms != terms
             if not differ:
                 pending.parts[place], pending.sites[place] = made.part, site
@@ -426,6 +469,8 @@ class Exchange:
             self._differ(rank, pending, number, terms, site)
         if complete:
             self._complete(pending, made.compute, involved, site)
+        # On the host nothing has to be held: what is to be read late was copied when the call was
+        # posted.
         held = None if ready is None else made.part
         return RankWork(rank, pending, made.outputs, site, held, involved)
 
@@ -454,6 +499,7 @@ class Exchange:
         names = [name for name in both if pending.terms.get(name) != terms.get(name)]
         if "operation" in names:  # the others follow from it
             names = ["operation"]
+        # Without the lock, as it takes the scheduler's.
         self._mismatch(
             f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
             f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
@@ -469,15 +515,23 @@ class Exchange:
     ) -> None:
         """Make a call that all ranks have posted."""
         try:
+            # `compute` runs here: in the thread of the last rank to post, in its turn, without a
+            # lock. It writes the tensors of all ranks. They wait, or have promised by not waiting
+            # that they do not look.
             with streams.after(pending.ready, involved):
                 compute([pending.parts[place] for place in range(len(pending.parts))])
                 if pending.recorded:
                     self._record_results(pending.recorded, pending.terms["operation"] in SAME)
             pending.event = streams.record(involved)
         except Exception as error:
+            # Of the call, so it is every rank's. ReplicaEnded is not: it ends this rank as it ends
+            # the others, and none waits for the call any more.
             error.add_note(f"raised in {pending.title} at {site}")
             pending.error = error
+        # Before `complete`: a rank that goes on may resize or free what a part is a view of.
         pending.parts.clear()
+        # Last, and under the scheduler's lock: it orders all of the above before what other ranks
+        # do. Those that wait become ready in the order in which they came.
         pending.done.complete()
 
     def send(
@@ -524,6 +578,7 @@ class Exchange:
         own = Letter(tensor, source, tag, pending, site)
         own.work = RankWork(rank, pending, [tensor], site, tensors=[tensor])
         own.work.message = ("send", "recv")[side]
+        # A view; it becomes a copy only if the letter has to lie in the box.
         own.bits = bits_of(tensor, what)
         if self.recorder is not None:
             peer = (receiver, source)[side]
@@ -534,6 +589,7 @@ class Exchange:
             own.recorded = rank.index, made
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
+            # The oldest that fits, as messages of one tag do not overtake each other.
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
             if other is None:
                 if keeps_values:
@@ -542,6 +598,7 @@ class Exchange:
                 pending.ready.append(streams.record([tensor]))
                 boxes[side].append(own)
                 return own.work
+            # From here on both letters are this thread's: no other finds them.
             boxes[1 - side].remove(other)
         sent, received = (own, other) if side == 0 else (other, own)
         assert received.work is not None and sent.source is not None
@@ -555,12 +612,15 @@ class Exchange:
                 f"{_where(received.tensor.device)} at {received.site}"
             )
         both = [sent.tensor, received.tensor]
+        # In the thread of the one that came second, sender or receiver, without the lock. The other
+        # one waits, or is yet to look.
         with torch.no_grad(), streams.after(other.pending.ready, both):
             move([(received.bits, sent.bits.reshape(received.bits.shape))])
             if self.recorder is not None and self.recorder.digests:
                 self._record_results([(*received.recorded, [received.tensor])], same=True)
         own.bits = other.bits = None
         own.pending.event = other.pending.event = streams.record(both)
+        # The other's first: this rank goes on by itself.
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -604,6 +664,8 @@ class Exchange:
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
         call = self.launch.call
+        # Never with the exchange's lock held. This rank is ended with the others; ReplicaEnded
+        # takes it out of its call, and the error is what `launch` raises.
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded

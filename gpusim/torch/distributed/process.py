@@ -90,17 +90,29 @@ METHODS = {
 """The methods of a group that call others, and their operation's name."""
 
 
+# In the rank's process. All fields are the program's main thread's, which alone makes calls
+# (`check_thread`), but `streams`, which any thread of the program writes to, and those that the
+# signal handler writes: `ended`, `late`. Python runs it in the main thread, between two bytecodes.
 class ProcessRank(Rank):
     """The rank of this process."""
 
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
+        # The rank as the launching process had it at the fork: number, environment, names.
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
+        # Shared with the launching process. Byte 0 is written there before the signal is sent; byte
+        # 1 + rank here alone.
         self.interrupted = launch.interrupted
         self.memory = SharedMemory(channel.shares_memory)
+        # By number, as the proxy has them: both append in the same order.
         self.groups: list[ProcessGroup] = []
+        # Posted and not known to be complete. Invariant: the blocks of their copies are taken in
+        # `memory`.
         self.works: dict[int, tuple[RankWork, Copies]] = {}
         self.failure: BaseException | None = None
+        # `ended`: the end has come, and is raised once. `busy`: in the midst of sending a message,
+        # which a signal must not cut. `late`: the end came meanwhile. `asking`: the program waits
+        # in gpusim.
         self.ended = self.busy = self.late = self.asking = False
         self.how: type[ReplicaEnded] = ReplicaEnded
         self.posted = 0
@@ -109,11 +121,14 @@ class ProcessRank(Rank):
 
     def end(self, *signal: Any) -> None:
         """Raise ReplicaEnded in the program, once, after the message that is being sent."""
+        # First: the launching process sees that Python's code runs here, and gives it its time.
         self.interrupted[1 + self.index] = 1
         if self.ended:
             return
         self.ended, self.late = True, self.busy
         self.how = ReplicaInterrupted if self.interrupted[0] else ReplicaEnded
+        # A raise out of a signal handler is a raise in the program, wherever it is. In `receive`
+        # that is right too: the answer is not read any more, as the rank makes no other call.
         if not self.busy:
             raise self.how
 
@@ -124,12 +139,15 @@ class ProcessRank(Rank):
         payload: Sequence[memoryview] = (),
     ) -> None:
         """Send a message whole."""
+        # Other threads of the program send what they print. They see no signals, and must not touch
+        # `busy`.
         main = threading.current_thread() is threading.main_thread()  # where signals are handled
         if main:
             self.busy = True
         try:
             self.channel.send(message, file, payload)
         except OSError:
+            # Without `atexit` functions, which may wait for other ranks.
             os._exit(1)  # the parent is gone
         finally:
             if main:
@@ -169,14 +187,19 @@ class ProcessRank(Rank):
     def _ask(
         self, message: Message | bytes, file: int | None, payload: Sequence[memoryview]
     ) -> Message:
+        # What was printed before a call is shown before it.
         for stream in self.streams:
             stream.send_line()
         self.send(message, file, payload)
         while True:
+            # The main thread sleeps here, while its proxy waits with or without a slot. No
+            # time-out: the end of the parent closes the socket, and an end comes as a signal.
             found = self.channel.receive()
             if found is None:
                 os._exit(1)  # the parent is gone
             answer = found.message
+            # A question in the midst of a call: which Reduction the program has chosen. It may be
+            # asked once for each call, and its answer is the next message that the parent reads.
             if "choose" not in answer:
                 break
             self._choose(answer)
@@ -187,10 +210,14 @@ class ProcessRank(Rank):
             for number, source in complete:
                 self._complete(number, None, source, EMPTY)
             return {"title": title}
+        # The results of all works that are complete, one behind the other, where memory is not
+        # shared.
         results = memoryview(found.payload)
         for number, error, source in answer["done"]:
             results = self._complete(number, error, source, results)
         if "raise" in answer:
+            # The program's own exception, if it was the chooser's: with its traceback, and of its
+            # own type.
             error, self.failure = self.failure, None
             raise error or decode_error(answer["raise"])
         return answer
@@ -213,6 +240,7 @@ class ProcessRank(Rank):
         self, number: int, error: Message | None, source: int, results: memoryview
     ) -> memoryview:
         """Copy the results of a work to its tensors. The rest of the payload."""
+        # Out first: an error below leaves no work that is known to be complete and is not.
         work, copies = self.works.pop(number)
         pending: Any = work._pending
         work._source = source
@@ -222,7 +250,10 @@ class ProcessRank(Rank):
             for start, size in copies.received:
                 copies.part(start, size)[:] = results[:size]
                 results = results[size:]
+            # Here results come to the program's tensors: at a call of the program's, in its own
+            # thread, and not while it computes.
             copies.finish()
+        # The arrays hold the tensors. Then the block is free for the next call.
         copies.clear()
         self.memory.free(copies)
         pending.done.done = True
@@ -234,6 +265,7 @@ class ProcessRank(Rank):
         self.posted = number = self.posted + 1
         done: Any = work._pending.done
         done.number = number
+        # Before it is asked: the answer may say already that the call is complete.
         self.works[number] = work, copies
         return number
 
@@ -261,6 +293,8 @@ class ProcessRank(Rank):
         `spans` are the addresses of this memory, with their ends. As in `RankGroup._begin`, a
         message does not wait for others.
         """
+        # Operands are copied at once, so only tensors that a work will still write have to be
+        # waited for.
         for work, copies in list(self.works.values()):
             if work.message and operation in ("send", "recv"):
                 continue
@@ -269,11 +303,15 @@ class ProcessRank(Rank):
                 work.wait()
 
     def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
+        # One connection, one question at a time: two threads that ask would take each other's
+        # answers.
         self.check_thread("wait")
         completion: Any = work._pending.done
         self.ask("wait", work=completion.number, limit=limit, own=own)
 
     def is_inside(self) -> bool:
+        # While it asks the launching process waits in its place; at its end it sleeps as Python
+        # does.
         return self.asking or self.ended
 
     def give_way(self, asks: str = "") -> bool:
@@ -296,6 +334,8 @@ class ProcessGroup(RankGroup):
         super().__init__(rank, key, place, chooser, options)
         self._number = len(rank.groups)
         #: By their keys; see `plans`. Of the rank's thread alone.
+        # Invariant: the proxy has the same numbers. A plan is noted here only when the proxy has
+        # answered the call that says it, and both forget at the same count.
         self._plans: dict[Any, Planned] = {}
         rank.groups.append(self)
 
@@ -339,6 +379,8 @@ class ProcessGroup(RankGroup):
             if args is not None and rank.channel.shares_memory:
                 own = key_of(method, args, tensors)
                 key = own and (own, site, choose, limit, self._coalesced is None)
+            # A call that was made before is a number and a place in the memory: all else is in the
+            # key, so that a plan is never stale (`plans`).
             planned = self._plans.get(key) if key is not None else None
             answer = None
             if planned is not None:
@@ -347,6 +389,8 @@ class ProcessGroup(RankGroup):
                 call = {"method": method, "choose": choose, "limit": limit}
                 answer, tensors = self._call(call, given, operation, work, key)
         except BaseException:
+            # The proxy has refused the call, or it was cut off: no answer will name it. The block
+            # is free.
             rank.forget(work)
             raise
         if "title" not in answer:
@@ -355,6 +399,7 @@ class ProcessGroup(RankGroup):
         places = answer["outputs"] if planned is None else planned.outputs
         work._pending.title = answer["title"]
         work._outputs = [tensors[place] for place in places]
+        # Its waits are the block's.
         if self._coalesced is not None:
             self._coalesced.append(work)
         if "failed" in answer:
@@ -369,6 +414,7 @@ class ProcessGroup(RankGroup):
         starts = [tensor.data_ptr() for tensor in tensors]
         if not all(starts):
             return None
+        # As a rule there are none: a call is waited for before the next one is made.
         if rank.works:
             both = (*planned.read, *planned.written)
             rank.wait_for_results_in(
@@ -377,13 +423,16 @@ class ProcessGroup(RankGroup):
         copies, file = rank.memory.allocate(planned.size) if tensors else (Copies(None, 0), None)
         base = copies.address
         for place, at, size in planned.read:
+            # Now, as under threads: what the program writes to the tensor later changes nothing.
             ctypes.memmove(base + at, starts[place], size)
         for place, at, size in planned.written:
             start = starts[place]
             copies.moves.append((start, base + at, size))
             copies.spans.append((start, start + size))
+        # Results are copied to addresses: what owns the memory has to live until then.
         copies.owners = tensors
         number = rank.post(work, copies)
+        # The process names the memory, and never an address: the proxy adds it to its own map's.
         message = CALL.pack(CALLED, planned.number, number, copies.start)
         try:
             answer: Message = rank.ask_by(message, file)
@@ -412,8 +461,11 @@ class ProcessGroup(RankGroup):
                 operation != "send" if both else name.startswith("output"),
             )
         parts.lay_out(operation)
+        # Before anything is copied: the operand may be what another call is about to write.
         rank.wait_for_results_in(parts.spans, operation)
         shared = rank.channel.shares_memory
+        # One block for the tensors of a call. The segment's file goes along if it is new: the proxy
+        # maps it before it looks at the tensors, as both come in one message.
         copies, file = (
             rank.memory.allocate(parts.size) if parts.tensors else (Copies(None, 0), None)
         )
@@ -424,6 +476,7 @@ class ProcessGroup(RankGroup):
             more_given = {"size": parts.size, "written": copies.received}
         else:
             copies.received.clear()
+        # The proxy makes a plan of the call under this number, if it can post it at all.
         if key is not None:
             more_given = {"plan": rank.plans, "start": copies.start}
         number = rank.post(work, copies)
@@ -434,6 +487,7 @@ class ProcessGroup(RankGroup):
             answer: Message = rank.ask("call", file, work._site, payload, **call)
         finally:
             if file is not None:
+                # The proxy has its own descriptor now, and both have the memory mapped.
                 os.close(file)
         if key is not None and "title" in answer:
             self._plans[key] = parts.plan(rank.plans, answer["outputs"])
@@ -496,6 +550,8 @@ class ProcessStore(RankStore):
         return decode(answer["value"], [])
 
 
+# Written by any thread of the program, in its process. `_lock` guards `_line` alone, for a moment:
+# it is not held while text is sent, as a signal's exception may come there.
 class ForwardedStream:
     """Standard output or error, whose text the rank's thread of the parent writes.
 
@@ -533,6 +589,7 @@ class ForwardedStream:
     def _send(self, flush: bool) -> None:
         with self._lock:
             text, self._line = "".join(self._line), []
+        # Its connection is closed there: the text goes to the inherited file.
         if self._rank.home not in (0, os.getpid()):  # of a process that the rank has forked
             self._stream.write(text)
             if flush:
@@ -548,27 +605,36 @@ def run(
     launch: ProcessLaunch, index: int, end: socket.socket, others: list[Channel], parent: int
 ) -> None:
     """Run the program of a rank, in its process, which has just been forked."""
+    # Else the other ranks' sockets stay open here, and their end is not seen.
     for other in others:
         other.close()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Between the fork and prctl: the kernel sends the signal only for an end that comes after it.
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
+    # Functions that the program registers from now on are the process's, and run below.
     atexit._clear()  # what the parent has to do at its end
     channel = Channel(end)
     _be_main(launch)
     rank = object.__new__(ProcessRank)
     rank.join(launch, launch.ranks[index], channel)
+    # The parent's event loop must not hear of the child's signals.
     signal.set_wakeup_fd(-1)
+    # A terminal sends Ctrl-C to all. Not SIG_IGN, which programs that the rank starts would
+    # inherit.
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent ends its processes
     signal.signal(signal.SIGTERM, of_one_process(rank.end))
+    # A child of the program's must not keep the connection open when the rank has ended.
     os.register_at_fork(after_in_child=channel.close)
     try:
+        # The program begins when the rank has its first turn, in the order of ranks.
         if channel.receive() is None:
             os._exit(1)
         _run(launch, rank)
     except ReplicaEnded:
         pass
     finally:
+        # From here on nothing may cut what is to be written, closed and said.
         rank.ended = True  # no more ReplicaEnded
         with suppress(BaseException):
             atexit._run_exitfuncs()
@@ -584,15 +650,18 @@ def _be_main(launch: ProcessLaunch) -> None:
     multiprocessing.current_process().name = "MainProcess"
     threading.current_thread().name = "MainThread"
     module: Any = multiprocessing.process
+    # Else torch's and the program's own checks of `parent_process()` take a rank for a worker.
     module._parent_process = None
 
 
 def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
+    # Before the program's first line, and the same as under threads.
     sow(seeds_of(launch.seed, rank.index))  # after Python, which seeds anew in a fork
     os.environb.update(rank.environment)
     streams: Any = rank.streams
     sys.stdout, sys.stderr = streams
     state: Any = launch
+    # The launch is this process's copy: what torch asks of it goes to the parent from now on.
     state.ranks[rank.index], state.run = rank, launch.program
     state.store_type, state.exchange, state.pid = ProcessStore, ProcessExchange(rank), os.getpid()
     try:
@@ -613,6 +682,7 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
         message = {"do": "returned"}
     for stream in streams:
         stream.flush()
+    # The last message. Then the process ends, and the proxy waits for its exit code.
     rank.send(message, None, payload)
 
 

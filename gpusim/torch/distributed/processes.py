@@ -72,11 +72,15 @@ ASKED = ("group", "describe", "call", "wait", "give_way", "sleep", "fail", "stor
 """The requests of a process: methods of Proxy."""
 
 
+# In the launching process. Its thread is a replica of the scheduler's and is the only one that uses
+# `channel` (except for `shut_down`). While the process computes, the thread holds the slot for it.
 class ProxyRank(Rank):
     """A rank whose program runs in another process, and that makes its calls here."""
 
     channel: Channel
     process: Any = None
+    # Where the program is, as the last request said. Read by others to describe a stall: a string
+    # that is replaced as a whole.
     site = ""
 
     def call_site(self) -> str:
@@ -84,6 +88,7 @@ class ProxyRank(Rank):
 
     def ask(self, message: Message) -> Message:
         """Ask the process, in the middle of a call that it waits for."""
+        # In the midst of a call: the process waits for an answer, finds a question, and answers it.
         self.channel.send(message)
         found = self.channel.receive(self.thread().check_ended)
         if found is None:
@@ -95,10 +100,13 @@ class ProxyRank(Rank):
     def stay_inside(self) -> None:
         """Have no exception posted to the thread, which asks itself whether it is to end."""
         with self.launch.scheduler.lock:
+            # From now on, waits included. An exception that is posted here could leave a message
+            # half read, and the process without an answer; so the thread asks `check_ended` itself.
             self.thread().inside = self.thread().serves = True
 
     def failure(self) -> GpusimError:
         """The error for a process that has ended by itself."""
+        # In the rank's thread, with a slot: the process has closed its socket and ends.
         self.process.join()
         code = self.process.exitcode
         if code is None:
@@ -127,6 +135,8 @@ class ProxyRank(Rank):
         """
         assert isinstance(self.launch, ProcessLaunch)
         launch, call = self.launch, self.launch.call
+        # In the thread of a rank that is to end, which keeps its slot: as many end at a time as
+        # there are slots, and after an error nothing else runs.
         limit = time.monotonic() + GRACE
         still = Stillness(self.process)
         if self.launch.scheduler.end is ReplicaInterrupted:
@@ -139,10 +149,13 @@ class ProxyRank(Rank):
             if call.abandoned or time.monotonic() > limit:
                 raise _Impatient
             # A program that waits in C code does not see the signal.
+            # The signal was sent, its handler did not run, and the process does no work: it waits
+            # in C code, which a signal does not leave. It would wait for ever.
             if not launch.interrupted[1 + self.index] and still.is_blocked():
                 raise _Impatient
 
         with suppress(_Impatient):
+            # What it still says is read, or it would wait for us in the midst of its last words.
             while (found := self.channel.receive(check)) is not None:
                 if found.file is not None:
                     os.close(found.file)
@@ -159,12 +172,15 @@ class _Impatient(Exception):
     """A process has not ended in time."""
 
 
+# Belongs to the rank's thread. Its tensors are views of memory that the process has mapped too.
 class ProxyGroup(RankGroup):
     """A rank's end of a group.
 
     **Attributes**: `chooses_here` is False for a call whose Reduction the rank's process chooses.
     """
 
+    # So operands are not copied again: the block is not written before the process is told that the
+    # call is complete.
     keeps_values = False  # the process has copied them
     number = 0
     chooses_here = True
@@ -210,14 +226,20 @@ class ProcessLaunch(Launch):
             raise GpusimError("launch: processes=True needs Linux")
         super().__init__(environments, self._serve, *how)
         self.program = run
+        # Before a fork's context sets it: a rank finds the one that the program would.
         self.start_method = multiprocessing.get_start_method(allow_none=True)
+        # Set when the launch is over: the thread that forks ends, and with it, by the kernel, the
+        # processes.
         self._released = threading.Event()
+        # Set when all are forked, or forking has failed: `_failure` is written before.
         self._forked = threading.Event()
         self._failure: BaseException | None = None
         self.channels: list[Channel] = []
+        # To see at the end whether a view still holds shared memory, which is then collected.
         self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         #: Bytes that all processes of this instance see: whether SIGTERM stands for Ctrl-C, and
         #: by rank whether it has come to the program.
+        # Anonymous and shared: made before the forks, so that all have it.
         self.interrupted = mmap.mmap(-1, 1 + self.size)
 
     def execute(self) -> list[Any]:
@@ -233,6 +255,7 @@ class ProcessLaunch(Launch):
     def work_of(self, replica: ReplicaThread) -> float | None:
         """The work of the rank's process; None of one of another instance."""
         assert replica.entry.index is not None
+        # In the watcher's thread. The process's own clock of work says whether it makes progress.
         found: Any = self.ranks[replica.entry.index]
         number = getattr(found.process, "pid", None)
         return None if number is None else seconds_of_work(number)
@@ -244,6 +267,7 @@ class ProcessLaunch(Launch):
 
     def open_channel(self, rank: ProxyRank) -> socket.socket:
         """Connect the rank; the end of its process."""
+        # In the thread that forks. `far` is closed here as soon as the child has it.
         own, far = socket.socketpair()
         rank.channel = Channel(own)
         self.channels.append(rank.channel)
@@ -259,12 +283,16 @@ class ProcessLaunch(Launch):
 
     @contextmanager
     def _processes(self) -> Iterator[None]:
+        # Once here, so that all processes share the pages.
         for name in LOADED:
             importlib.import_module(f"torch.{name}")
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = FILES * self.size + 256
         if files[0] < needed <= files[1] or files[1] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files[0], needed), files[1]))
+        # A thread of its own: a child has a copy of this thread alone. It has run no OpenMP code,
+        # whose pool the child would wait for; and its end is the parent's end for the kernel
+        # (PR_SET_PDEATHSIG).
         thread = threading.Thread(target=self._fork, name="gpusim forks", daemon=True)
         was_frozen = gc.get_freeze_count()
         try:
@@ -273,6 +301,8 @@ class ProcessLaunch(Launch):
             # walks through all that the program has.
             gc.freeze()
             thread.start()
+            # Before any rank's thread begins: forks while ranks run would copy locks that they
+            # hold.
             self._forked.wait()
             if self._failure is not None:
                 raise GpusimError(
@@ -281,7 +311,10 @@ class ProcessLaunch(Launch):
             self.after_forks()
             yield
         finally:
+            # Only now: a child dies when the thread that forked it ends.
             self._released.set()
+            # After an error the proxies have ended theirs, with their time to clean up. What is
+            # left is killed.
             for rank in self.started():
                 rank.process.kill()
             if thread.ident is not None:
@@ -293,6 +326,7 @@ class ProcessLaunch(Launch):
             for channel in self.channels:
                 channel.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
+            # All ranks' threads have ended: no lock is needed.
             self.exchange.calls.clear()  # which hold shared memory, as long as an error holds them
             self.exchange.mail.clear()
             if self.segments:
@@ -302,7 +336,10 @@ class ProcessLaunch(Launch):
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in all processes."""
+        # Once, by whichever rank's thread comes first; two that do send a second signal, which is
+        # ignored.
         if not self.interrupted[0]:
+            # Before the signals: their handler reads it.
             self.interrupted[0] = 1
             for rank in self.started():
                 if rank.process.is_alive():
@@ -327,6 +364,8 @@ class ProcessLaunch(Launch):
                 with warnings.catch_warnings(), far:
                     warnings.simplefilter("ignore", DeprecationWarning)  # of forks in threads
                     child.start()
+                # Written by the thread that forks, before `_forked` is set: read without a lock
+                # after that.
                 rank.process = child
         except BaseException as error:
             self._failure = error
@@ -354,6 +393,7 @@ class ProcessLaunch(Launch):
             proxy.close()
 
 
+# The rank's thread in the launching process, for one process. All fields are that thread's alone.
 class Proxy:
     """The calls of one process."""
 
@@ -361,6 +401,7 @@ class Proxy:
         self.launch, self.rank = launch, rank
         self.groups: list[ProxyGroup] = []
         self.works: dict[int, RankWork] = {}
+        # The newest segment. Tensors of earlier ones hold theirs by themselves.
         self.memory: mmap.mmap | bytearray | None = None
         #: By the numbers that the process has for them.
         self.plans: dict[int, Plan] = {}
@@ -373,11 +414,14 @@ class Proxy:
         check = rank.thread().check_ended
         check()
         result, returned = None, False
+        # In the rank's first turn: so in turns programs begin in the order of ranks.
         self._send({"begin": True})
         while (found := self._receive(check)) is not None:
             message, file, payload, brief = found
             try:
                 if brief:
+                    # After output, which is shown also of a rank that is ended, and before a
+                    # request, which is not made.
                     check()
                     self._answer_planned(brief, file)
                     continue
@@ -407,6 +451,8 @@ class Proxy:
         """The next message. Until it comes the rank may lose its turn."""
         rank, thread = self.rank, self.rank.thread()
         rank.waits_for = "its program"
+        # The process runs its program: it keeps the slot as long as it works, and may lose it if it
+        # waits for another process elsewhere. In a request the thread waits as ranks do.
         go_outside(thread)
         try:
             return rank.channel.receive(check)
@@ -432,6 +478,7 @@ class Proxy:
                 self.memory = payload
             answer = getattr(self, f"_{kind}")(**message["with"]) or {}
         except (ReplicaError, InstanceError):
+            # It cannot be told.
             raise  # the process has ended
         except Exception as error:
             answer = {"raise": encode_error(error)}
@@ -456,10 +503,13 @@ class Proxy:
         self.memory = mmap.mmap(file, 0)
         self.launch.segments.add(self.memory)
         for plan in self.plans.values():
+            # What was kept reads and writes the old segment.
             plan.calls.clear()
 
     def _complete_works(self) -> list[tuple[int, BaseException | None, int]]:
         """The works that have become complete: their numbers, errors, and senders of messages."""
+        # With each answer: the process hears of all that is complete, and no message is sent for
+        # that alone. So results are in its tensors after its next request at the latest.
         complete = []
         for number, work in list(self.works.items()):
             pending = work._pending
@@ -517,6 +567,8 @@ class Proxy:
         """
         group: ProxyGroup = plan.group
         group.chooses_here = plan.chooses_here
+        # Of the same plan, in the same block: tensors, views and checks are the same, and are not
+        # made again.
         call = plan.calls.get(start)
         if call is not None:
             return cast(RankWork, call())
@@ -535,6 +587,7 @@ class Proxy:
         finally:
             group.keeps_call, group.again, group.part = False, None, None
         if isinstance(memory, mmap.mmap):
+            # A part that is a copy has the values of this call alone: then only the method is kept.
             if again is None or not is_within(part, memory):
                 again = functools.partial(method, **given)
             plan.keep(start, again)
@@ -574,6 +627,7 @@ class Proxy:
         plan: int | None = None,
         start: int = 0,
     ) -> Message:
+        # What a process sends is not trusted: it names a method, never an attribute of its choice.
         if method not in process.METHODS:
             raise GpusimError(f"a group has no method {method!r:.60}")
         if isinstance(self.memory, bytearray):  # what is only written was not sent
@@ -585,6 +639,8 @@ class Proxy:
         given = {name: decode(each, tensors) for name, each in arguments.items()}
         own = self.groups[group]
         own.chooses_here = not choose
+        # As a rank that is a thread makes the call: matching, checks, fold and record are the same
+        # code.
         work = getattr(own, method)(**given)
         if work is None:
             return {}
@@ -593,6 +649,7 @@ class Proxy:
                 raise GpusimError(f"expected the number of a plan below {PLANS}, got {plan!r:.60}")
             how = (not choose, wait, limit)
             self.plans[plan] = Plan(own, self.rank.site, method, arguments, kinds, start, *how)
+        # By the process's number, so that both sides need no other table.
         self.works[number] = work
         if written:
             assert self.memory is not None
@@ -608,6 +665,7 @@ class Proxy:
     def _waited(self, number: int, limit: float | None) -> Message:
         """Wait for a call that has been posted; what to say of an error of the wait."""
         try:
+            # Of a call that is not asynchronous: one message less, each way.
             self._wait(number, limit, own=False)
         except (ReplicaError, InstanceError):
             raise

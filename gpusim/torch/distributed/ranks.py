@@ -60,9 +60,12 @@ T = TypeVar("T")
 Around = Callable[[int], AbstractContextManager[Any]]
 SCHEDULES = ("turns", "free")
 
+# Held as long as a launch runs: it replaces functions of the whole process. Not waited for, as a
+# launch inside of a launch would wait for itself.
 _launching = threading.Lock()
 
 
+# Owner: the launch. Fields are the rank's own thread's, unless a comment says otherwise.
 class Rank(Waits):
     """One rank of a launch, and what a process would have to itself."""
 
@@ -77,18 +80,25 @@ class Rank(Waits):
     def __init__(self, launch: Launch, index: int, environment: Mapping[str, str]) -> None:
         self.launch = launch
         self.index = index
+        # The rank's os.environ, read and written in its threads.
         self.environment = {os.fsencode(k): os.fsencode(v) for k, v in environment.items()}
         process = launch.process
         #: The variables that may differ from the process's.
         self.own_names = {n for n, v in self.environment.items() if process.get(n) != v}
         self.own_names |= process.keys() - self.environment.keys()
+        # Written by the rank's thread before it waits; read under the scheduler's lock to describe
+        # a stall, when the rank waits and does not write.
         self.waits_for = ""
+        # Works that nothing else may hold: see RankWork.
         self.unfinished: set[dist.Work] = set()
         self.stores: list[dist.Store] = []
+        # How often the rank has made a group of a name, by world. Ranks of one group count alike,
+        # so that the count tells groups of one name apart.
         self.groups_made: dict[tuple[int, str], int] = {}
         self.worlds = 0
         self.backend = ""  # that the program names for the group that it makes
         #: What torch keeps of the rank's groups, while its function runs.
+        # None before and after the rank's function: a thread that outlives it is told so.
         self.record: dict[str, Any] | None = None
 
     def thread(self) -> ReplicaThread:
@@ -125,6 +135,8 @@ class Rank(Waits):
         chooser = self.launch.chooser
         if isinstance(options, (Reduction, str, Mapping)) or callable(options):
             chooser = as_chooser(options, "pg_options")
+        # Before the group is there: a name that other ranks use for other ranks is an error here,
+        # and not one of the first call.
         self.launch.exchange.admit(key, self)
         group = self.group_type(self, key, members.index(self.index), chooser, options)
         group.limit = group_limit(timeout, self.backend)
@@ -138,11 +150,15 @@ class _RankEnvironments(MutableMapping[bytes, bytes]):
         self.process = process
 
     def _own(self, changed: bytes | None = None) -> MutableMapping[bytes, bytes]:
+        # At each access: the same object serves all threads. Threads that a rank has started see
+        # its own.
         rank = rank_of_thread()
         if rank is None:
             return self.process
         if changed is not None:
             rank.own_names.add(changed)
+            # What C has to be told with a turn has changed. In turns only: free ranks do not
+            # export, and the dictionary stays empty.
             rank.launch.changes.clear()
         return rank.environment
 
@@ -176,6 +192,7 @@ def _own_environments() -> Iterator[None]:
             environment._data = data
 
 
+# Made and executed in the caller's thread; ranks' threads only read its fields, except those below.
 class Launch:
     """Ranks that run together: their scheduler, their exchange, and whose turn it is."""
 
@@ -204,11 +221,14 @@ class Launch:
         self.recorder = recorder
         self.run = run
         self.around = around or (lambda index: nullcontext())
+        # In turns one: "who runs" and "whose globals are in place" are then the same question.
         slots = 1 if self.in_turns else cores()
         self.scheduler = Scheduler(slots, self.in_turns)
+        # Called with the scheduler's lock held: it must not take it, nor wait.
         self.scheduler.describe_stall = self.describe_stall
         self.scheduler.clock.work_of = self.work_of
         self.scheduler.name_of = lambda index, axis: f"rank {index}"
+        # The process and the thread that launch: what this thread does is not a rank's work.
         self.pid, self.tid = os.getpid(), threading.get_native_id()
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = Exchange(self)
@@ -216,18 +236,25 @@ class Launch:
         self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
         self.ranks = [self.rank_type(self, index, each) for index, each in enumerate(environments)]
         state = current()
+        # Each rank counts its sums by itself, from where the caller stands.
         self.states = [forked(state) for _ in self.ranks]
+        # Without the replica of the scheduler's: a pmap that a rank calls is an outermost one, with
+        # threads and slots of its own.
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
         if device is None and has_gpu():
             torch.cuda.init()  # else seeds wait for it, of all ranks in one list
+        # The caller's, as they were when the launch was made: what is put back.
         self.base = Globals()
+        # By rank. Invariant, in turns: those of `last` are in the process, all others here.
         self.globals: list[Globals] = []
         #: Of ranks that are threads and run freely, while they run.
+        # Of the launch, and not of a rank: each draw looks at its thread. Set before ranks begin.
         self.draws: OwnDraws | None = None
         if self.shares_globals and not self.in_turns:
             key_of_draws()
         elif self.shares_globals:
             self.globals = [self.base.of_rank(seeds_of(seed, rank)) for rank in range(self.size)]
+        # Whose globals the process has. Read and written by the rank that has the turn: no lock.
         self.last: Rank | None = None
         #: What changes in C's environment with a rank's turn, by the rank: after which rank's.
         self.changes: dict[Rank | None, tuple[Rank | None, list[tuple[bytes, bytes | None]]]] = {}
@@ -238,6 +265,8 @@ class Launch:
         """Run all ranks; their results, or the error that ended them."""
         threads = torch.get_num_threads()
         with (
+            # What is replaced for the whole process, in this order, and put back in the reverse
+            # one. Each looks at the calling thread, and does what it did before in other threads.
             ranks_as_threads(self._rendezvous, self._admit, record_of_starter) as world,
             threads_of_ranks(),
             _own_environments(),
@@ -252,11 +281,13 @@ class Launch:
                 if self.recorder is not None:
                     self.recorder.begin(self.size, schedule=self.schedule, torch=torch.__version__)
                 with self._own_draws():
+                    # The caller's thread waits here until all ranks have ended. It is not a rank.
                     return self.call.execute()
             finally:
                 if self.recorder is not None:
                     self.recorder.end(self.call.error or sys.exc_info()[1])
                 if self.in_turns:
+                    # All ranks have ended, so this thread has the turn, so to speak.
                     now = self.globals[self.last.index] if self.last is not None else self.base
                     now.save()
                     self.base.restore(now)
@@ -286,14 +317,19 @@ class Launch:
 
     def _run_in_context(self, index: int) -> Any:
         # In a context without the scheduler's replica: a pmap in a rank is an outermost one.
+        # In the worker's thread, around all that the rank does there; threads that it starts have a
+        # block of their own.
         with self.of_thread(self.ranks[index]):
             return self.contexts[index].run(self._run_rank, self.ranks[index])
 
     def _run_rank(self, rank: Rank) -> Any:
+        # In the rank's thread, which is a worker's and may have run another rank before.
         enter(rank)
         try:
             rank.record = self.world.enter()
+            # The first turn: the process's globals become the rank's, with its seeds.
             self.turn_of(rank)
+            # As torchrun has it; `execute` puts it back.
             torch.set_num_threads(1)
             with ExitStack() as stack:
                 stack.enter_context(entered(self.states[rank.index]))
@@ -310,22 +346,31 @@ class Launch:
                 return None
             raise
         finally:
+            # Works hold tensors, and the rank outlives its function.
             rank.unfinished.clear()
             rank.stores.clear()
             rank.record = None
+            # While `world` still has the rank's record.
             leave_groups()
             self.world.leave()
+            # The worker goes back to the pool: what torch keeps by thread must not reach the next
+            # job.
             _clear_thread()
 
     def turn_of(self, rank: Rank) -> None:
         """Exchange the process's globals, if another rank has run since this one did."""
         if self.draws is not None:
             self.draws.check()
+        # In the rank's own thread, in its turn: after each wait, and when it begins. Abandoned
+        # ranks may run beside others: they must not take what is not theirs.
         if not self.in_turns or self.last is rank or self.call.abandoned:
             return
         now = self.base if self.last is None else self.globals[self.last.index]
         if self.last is not None:
+            # What the last rank has changed since it got its turn. It is not running, so that only
+            # this thread touches it.
             now.save()
+        # Only what differs is written.
         self.globals[rank.index].restore(now)
         self._export(rank)
         self.last = rank
@@ -335,6 +380,8 @@ class Launch:
 
         None gives it the process's. What it has is that of the last rank.
         """
+        # In turns the order is fixed, so the last rank is the same each time as a rule, and so is
+        # what C has to be told.
         last, changes = self.changes.get(rank, (rank, []))
         if last is not self.last or last is rank:
             changes = self._differences(rank)
@@ -343,6 +390,8 @@ class Launch:
             if value is None:
                 os.unsetenv(name)
             else:
+                # C's environment alone: Python's looks at the rank. For getenv in libraries, and
+                # for children.
                 os.putenv(name, value)
 
     def _differences(self, rank: Rank | None) -> list[tuple[bytes, bytes | None]]:
@@ -390,6 +439,8 @@ class Launch:
         if self.shares_globals and self.size > 1 and is_of_shared_modules(error):
             error.add_note(f"Ranks that are threads share the modules that they import; {CURE}")
         if isinstance(error, GpusimError):
+            # In the thread of the rank that failed, with the scheduler's lock held: it must not
+            # wait.
             error.add_note(f"raised in rank {index}")
             return error
         text = f": {error}" if str(error) else ""
@@ -566,6 +617,8 @@ def run_ranks(
     recorder = recorder or recording.block_recorder
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
+    # A fold of the exchange goes through the dispatcher too, and would be recorded as one more
+    # call.
     recorded, dispatch.record_call = dispatch.record_call, None  # ranks record their own calls
     try:
         kind: Callable[..., Launch] = Launch
@@ -578,6 +631,7 @@ def run_ranks(
             from .processes import ProcessLaunch
 
             kind = ProcessLaunch
+        # A rank's own collectives of gpusim.lax are its own, and not those of all instances.
         with without_world():  # which ranks do not enter
             found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
             found.scheduler.leaves_blocked = leaves_blocked

@@ -48,11 +48,16 @@ class Member(NamedTuple):
     process: int
 
 
+# Its thread is in the world's process, and is the only one that answers the member. The member's
+# own thread waits for the answer meanwhile, so that both together do one thing at a time.
 class MemberRank(ProxyRank):
     """A rank whose process has connected."""
 
+    # Set once, by the launch, before any thread runs.
     member: Member
     #: Why the process no longer is a rank; empty while it is one.
+    # Written by the rank's thread when the member leaves; read by others under the scheduler's
+    # lock, to describe a stall. An old value would only say less.
     end_in_words = ""
 
     def failure(self) -> GpusimError:
@@ -75,12 +80,18 @@ class WorldLaunch(ProcessLaunch):
         *how: Any,
     ) -> None:
         super().__init__(environments, run, *how)
+        # All ranks run at a time: a member is a process that nothing can hold up, and it may wait
+        # for another one in a queue of the script's. A turn would then be a deadlock that is never
+        # seen.
         self.scheduler.slots = self.size
         # It speaks of pmap's caller, which could end the ranks.
         setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010
         #: How many ranks have left. (Under the scheduler's lock.)
+        # Lock: the scheduler's, as several ranks may leave at a time.
         self.left = 0
         #: The last rank to leave, which waits until the record is written.
+        # Written by one rank's thread, read by the world's main thread after all have ended: no
+        # lock.
         self.last_to_leave: list[MemberRank] = []
         for rank, member in zip(self.ranks, members, strict=True):
             assert isinstance(rank, MemberRank)
@@ -88,6 +99,7 @@ class WorldLaunch(ProcessLaunch):
             self.channels.append(rank.channel)
 
     def execute(self) -> list[Any]:
+        # Past ProcessLaunch's own, which forks: the processes are there. And no one ends them.
         return super(ProcessLaunch, self).execute()
 
     def _serve(self, rank: Rank) -> Any:
@@ -103,6 +115,8 @@ class WorldLaunch(ProcessLaunch):
         """Let a rank go at once, unless it is the last."""
         with self.scheduler.lock:
             self.left += 1
+            # The last one waits for its "bye" until the record is written: a script that reads the
+            # record after its last rank has ended finds all of it.
             is_last = self.left == self.size
         if is_last:
             self.last_to_leave.append(rank)
@@ -112,6 +126,7 @@ class WorldLaunch(ProcessLaunch):
     def dismiss(self, rank: MemberRank) -> None:
         with suppress(OSError):
             rank.channel.send({"bye": True})
+        # The end of the socket says that the rank is free, also if the message was not read.
         rank.channel.shut_down()
 
     def describe_stall(self) -> str:
@@ -147,6 +162,9 @@ class MemberProxy(Proxy):
     def serve(self) -> None:
         rank, thread, over = self.rank, self.rank.thread(), False
         self._send({"begin": True})
+        # In the rank's thread, without a lock and with a slot: there are as many as ranks. It is in
+        # no block of `outside`, so that none is taken away. A stall is when all ranks wait in a
+        # Completion.
         while (received := rank.channel.receive()) is not None:
             message, file, payload, brief = received
             kind = "call" if brief else message["do"]
@@ -155,12 +173,17 @@ class MemberProxy(Proxy):
                 break
             try:
                 if kind not in MAKING:
+                    # An error of the launch is raised by each rank's next call. It ends no process:
+                    # the script's parent decides about them, as with real ranks.
                     thread.check_ended()
                 if brief:
                     self._answer_planned(brief, file)
                 else:
                     self._answer(kind, message, file, payload)
             except ReplicaEnded:
+                # Once: the thread of an ended replica goes on here and answers with the error, as
+                # long as its process asks. It must not count as running, or no stall would ever be
+                # seen.
                 if not over:
                     over = True
                     thread.absorb_posted()
@@ -182,7 +205,9 @@ class MemberProxy(Proxy):
         """The process is a rank no longer, with an error in words if it has failed."""
         rank, launch = self.rank, self.launch
         assert isinstance(launch, WorldLaunch)
+        # Before `leave`: who looks at a rank that has ended finds how.
         rank.end_in_words = error or "has left its group"
+        # Before the wait below: the process must be able to end.
         launch.leave(rank)
         if error is not None:
             limit = time.monotonic() + NOTICE
@@ -213,6 +238,7 @@ def serve(
     environments = [environment_of(rank, size, size) for rank in range(size)]
     how = (as_chooser(reduction, "--reduction"), "free", recorder, None)
     launch = WorldLaunch(members, environments, lambda rank: None, *how)
+    # In the main thread of the world's process, which waits until all members have left.
     with suppress(GpusimError):  # which the ranks raise
         launch.execute()
 
