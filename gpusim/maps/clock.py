@@ -25,14 +25,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import workers
 
 if TYPE_CHECKING:
     from .scheduler import ReplicaThread, Scheduler
 
-__all__ = ["Clock", "come_back", "come_inside", "go_outside", "outside", "sleep"]
+__all__ = ["Clock", "Work", "come_back", "come_inside", "go_outside", "outside", "sleep"]
 
 ROUNDS = 1000
 """How often all replicas that can go on may ask in vain before it is said that none can."""
@@ -50,6 +50,38 @@ poll, which on a busy machine is as much as a fifth of the time."""
 
 # Owner: the scheduler. Made and read under its lock. An entry that is no longer its replica's
 # `timed` stays in the heap, and is dropped when it comes to the top: so nothing is searched.
+class Work(NamedTuple):
+    """The seconds of work of a replica, and whether it works just now."""
+
+    seconds: float
+    goes_on: bool
+
+
+class Watched:
+    """The work of a replica in a block of `outside`. (Of the thread that watches.)"""
+
+    def __init__(self, stamp: tuple[int, int]) -> None:
+        self.stamp, self.looks = stamp, 0
+        self._seconds: float | None = None
+        self._worked = self._passed = 0.0
+        self._busy = 0
+
+    def add(self, work: Work, passed: float) -> None:
+        """Note a look, `passed` seconds after the last one."""
+        if self.looks == LOOKS:
+            self.looks, self._worked, self._passed, self._busy = 0, 0.0, 0.0, 0
+        if self._seconds is not None:
+            self.looks += 1
+            self._worked += work.seconds - self._seconds
+            self._passed += passed
+            self._busy += work.goes_on
+        self._seconds = work.seconds
+
+    def is_idle(self) -> bool:
+        """Whether it has worked less than a share of `IDLE`, by the seconds and by the looks."""
+        return self._worked < IDLE * self._passed and self._busy < IDLE * self.looks
+
+
 class Timed:
     """A replica's sleep, or the limit of its wait; valid while it is the replica's `timed`.
 
@@ -82,7 +114,7 @@ class Clock:
         self._asking: set[ReplicaThread] = set()
         self.rounds = 0  # that have passed one after another, and nothing else happened
         #: The seconds of work of a replica, and of what it has started; None if unknown.
-        self.work_of: Callable[[ReplicaThread], float | None] = lambda replica: None
+        self.work_of: Callable[[ReplicaThread], Work | None] = lambda replica: None
         # A heap by virtual time. The second entry breaks ties in the order in which they were
         # added, so that replicas that ask for the same time go on in the order in which they asked.
         self._entries: list[tuple[float, int, Timed]] = []
@@ -96,7 +128,7 @@ class Clock:
         # Of the watcher's thread alone, without a lock: what it saw at its last look, by replica:
         # the stamp of the block, the work done until then, and for how many looks there was no
         # progress.
-        self._seen: dict[ReplicaThread, tuple[tuple[int, int], float | None, int]] = {}
+        self._seen: dict[ReplicaThread, Watched] = {}
         self._looked = 0.0
 
     # Methods below are called with the scheduler's lock held, unless they say otherwise.
@@ -270,16 +302,15 @@ class Clock:
             holders = self._holders() if scheduler.ready or self._entries else []
         seen, self._seen = self._seen, {}
         for replica, stamp in holders:
-            before, worked, looks = seen.get(replica, (None, None, 0))
             # Reading /proc takes longer than many a block: it is done only for a replica that stood
             # still between two looks.
-            if before != stamp:  # it has made progress, and its work, which takes long to read,
-                self._seen[replica] = stamp, None, 0  # is looked at if it makes none
+            watched = seen.get(replica)
+            if watched is None or watched.stamp != stamp:  # it has made progress
+                self._seen[replica] = Watched(stamp)
                 continue
-            work = self.work_of(replica) or 0.0
-            idle = worked is not None and work - worked < IDLE * passed
-            self._seen[replica] = stamp, work, looks + 1 if idle else 0
-            if idle and looks + 1 >= LOOKS:
+            self._seen[replica] = watched
+            watched.add(self.work_of(replica) or Work(0.0, False), passed)
+            if watched.looks == LOOKS and watched.is_idle():
                 with scheduler.lock:
                     if stamp in (each for held, each in self._holders() if held is replica):
                         self._take(replica)

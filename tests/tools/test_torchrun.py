@@ -382,7 +382,7 @@ def test_the_shown_rank_reads_a_terminal(more: list[str], tmp_path: Path) -> Non
     os.close(main_end)
     plain = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]|\r", b"", shown).decode()
     assert "step 0\nstep 1\nstep 2\nmore? " in plain
-    assert plain.endswith("entered ac\n")
+    assert "entered ac\n" in plain  # a line of progress follows where the end takes long
 
 
 class Terminal(io.StringIO):

@@ -27,7 +27,7 @@ from gpusim import DeadlockError, GpusimError, ReplicaError
 from gpusim.fallback.threads import cores
 from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.progress import seconds_of_work
+from gpusim.torch.distributed.progress import work_of_process
 from tests.oracles.machine_time import PATIENCE, until
 from tests.torch.children import needs_linux
 
@@ -245,10 +245,10 @@ def test_a_process_that_ends_while_its_work_is_asked_for(monkeypatch: pytest.Mon
     def ends(folder: str) -> list[str]:
         raise FileNotFoundError(folder)
 
-    assert seconds_of_work(os.getpid())
-    assert seconds_of_work(2**22 + 1) is None  # above the greatest number of a process
+    assert work_of_process(os.getpid())
+    assert work_of_process(2**22 + 1) is None  # above the greatest number of a process
     monkeypatch.setattr(os, "listdir", ends)  # as Path.glob ends that has seen the folder before
-    assert seconds_of_work(os.getpid()) is None
+    assert work_of_process(os.getpid()) is None
 
 
 def tcp_store(rank: int, folder: Path, port: int) -> bytes:

@@ -33,7 +33,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...errors import GpusimError, InstanceError, ReplicaError
-from ...maps.clock import come_inside, go_outside
+from ...maps.clock import Work, come_inside, go_outside
 from ...maps.ending import ReplicaInterrupted
 from ...maps.scheduler import ReplicaThread
 from ...reduction import Reduction
@@ -42,7 +42,7 @@ from .exchange import GroupKey, Posting, RankWork, Terms
 from .folds import FoldCall
 from .group import RankGroup
 from .plans import CALL, CALLED, PLANS, Plan, answered, is_within
-from .progress import Stillness, seconds_of_work
+from .progress import Stillness, work_of_process
 from .ranks import Launch, Rank
 from .reductions import Reducing
 from .wire import (
@@ -252,13 +252,20 @@ class ProcessLaunch(Launch):
     def waits_of_programs(self) -> AbstractContextManager[None]:
         return nullcontext()  # they run elsewhere
 
-    def work_of(self, replica: ReplicaThread) -> float | None:
-        """The work of the rank's process; None of one of another instance."""
+    def work_of(self, replica: ReplicaThread) -> Work | None:
+        """The work of the rank's process; None of one of another instance.
+
+        It goes on where a message of the process waits for this one, which on a busy machine is
+        late to read it.
+        """
         assert replica.entry.index is not None
         # In the watcher's thread. The process's own clock of work says whether it makes progress.
         found: Any = self.ranks[replica.entry.index]
         number = getattr(found.process, "pid", None)
-        return None if number is None else seconds_of_work(number)
+        work = None if number is None else work_of_process(number)
+        if work is not None and found.channel.has_more():
+            return work._replace(goes_on=True)
+        return work
 
     # Which ranks are processes of this instance, and how their calls come; see `instances`
 

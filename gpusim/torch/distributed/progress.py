@@ -13,20 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Stillness", "seconds_of_work"]
+from ...maps.clock import Work
+
+__all__ = ["Stillness", "work_of_process"]
 
 STILL = 0.5
 """Seconds after which a process that does nothing counts as blocked."""
 
 
-def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None:
-    """The seconds of work of all threads of a process, and of those that it has started.
+def work_of_process(process: int, without: Collection[int] = ()) -> Work | None:
+    """The work of all threads of a process, and of those that it has started.
 
     `without` are threads that do not count, by the system's numbers.
 
     **Returns**: None where the system does not say so.
     """
-    total, known = 0.0, False
+    total, known, goes_on = 0.0, False, False
     for each in _family(process):
         for task in _threads(each):
             if int(task.name) in without:
@@ -36,9 +38,10 @@ def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None
                 total += (ran + waited) / 1e9
                 known = True
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-                if state == "D":  # on a disk
-                    total += time.monotonic()
-    return total if known else None
+                # On a core, or waiting for one or for a disk. The system adds a wait for a core to
+                # the sum only when it is over, which on a busy machine takes long.
+                goes_on = goes_on or state in "RD"
+    return Work(total, goes_on) if known else None
 
 
 class Stillness:
@@ -51,11 +54,11 @@ class Stillness:
     def is_blocked(self) -> bool:
         """Whether the process has done nothing for `STILL` seconds; False if that is unknown."""
         now = time.monotonic()
-        work = None if self._number is None else seconds_of_work(self._number)
+        work = None if self._number is None else work_of_process(self._number)
         if work is None:
             return False
-        if work - self._work > (now - self._since) / 2:
-            self._since, self._work = now, work
+        if work.goes_on or work.seconds - self._work > (now - self._since) / 2:
+            self._since, self._work = now, work.seconds
         return now - self._since > STILL
 
 

@@ -20,6 +20,7 @@ from ...collectives import dispatch
 from ...errors import GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
 from ...maps.call_site import call_site
+from ...maps.clock import Work
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...recording import recorder as recording
@@ -37,7 +38,7 @@ from .group import RankGroup
 from .outside import waits_outside
 from .private import has_gpu, leave_groups, ranks_as_threads
 from .private_calls import key_of_draws
-from .progress import seconds_of_work
+from .progress import work_of_process
 from .registries import CURE, is_of_shared_modules, own_registries
 from .seeds import as_seed, seeds_of
 from .settings import Settings
@@ -408,9 +409,9 @@ class Launch:
         """A block in which ranks give up their turn where their programs wait."""
         return waits_outside()
 
-    def work_of(self, replica: ReplicaThread) -> float | None:
-        """The seconds of work of a rank that waits outside. (In the thread that watches.)"""
-        return seconds_of_work(os.getpid(), (self.tid, threading.get_native_id()))
+    def work_of(self, replica: ReplicaThread) -> Work | None:
+        """The work of a rank that waits outside. (In the thread that watches.)"""
+        return work_of_process(os.getpid(), (self.tid, threading.get_native_id()))
 
     # What torch asks for
 

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import re
+import select
 import socket
 import struct
 import sys
@@ -184,6 +185,14 @@ class Channel:
             if not part:
                 raise EOFError
             return part
+
+    def has_more(self) -> bool:
+        """Whether there is something to receive. (In any thread.)"""
+        poll = select.poll()
+        with suppress(OSError, ValueError):  # it has been closed
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(0))
+        return False
 
     def is_over(self) -> bool:
         """Whether the other end is gone. (Where there is something to receive.)"""
