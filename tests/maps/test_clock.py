@@ -1,4 +1,4 @@
-"""A replica that does nothing in a block of `outside` loses its slot; without a core it keeps it."""
+"""In a block of `outside` a replica that does nothing loses its slot; without a core, it does not."""
 
 from __future__ import annotations
 
