@@ -1,4 +1,4 @@
-"""In a block of `outside` a replica that does nothing loses its slot; without a core, it does not."""
+"""Which replicas lose their slot in a block of `outside`: those that do nothing."""
 
 from __future__ import annotations
 
