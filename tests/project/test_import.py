@@ -7,6 +7,7 @@ import pdb
 import rlcompleter
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from importlib import metadata
@@ -172,6 +173,16 @@ def test_wheel_holds_all_sources_and_no_tests(wheel: Path) -> None:
     roots = (*folders, "gpusim/fallback")  # a link, which ** does not follow
     sources = (ROOT.glob(f"{folder}/**/{kind}") for folder in roots for kind in KINDS)
     assert {str(path.relative_to(ROOT)) for paths in sources for path in paths} <= set(names)
+
+
+def test_the_source_distribution_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = "from hatchling.builders.{0} import {1} as B; print(*B({2!r}).build(directory={3!r}))"
+    made = python("-c", build.format("sdist", "SdistBuilder", str(ROOT), str(tmp_path))).strip()
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    made = python("-c", build.format("wheel", "WheelBuilder", str(source), str(tmp_path))).strip()
+    assert set(zipfile.ZipFile(made).namelist()) == set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_wheel_works_in_a_fresh_environment(fresh: Path, tmp_path: Path) -> None:
