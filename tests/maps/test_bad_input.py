@@ -724,4 +724,4 @@ def test_a_reduction_that_there_is_not_is_a_value_error(fault: dict[str, Any]) -
 @everywhere
 @pytest.mark.parametrize("function", [lax.psum, lax.pmean, lax.psum_scatter])
 def test_the_reduction_argument_is_a_reduction(function: Any, map_: Map) -> None:
-    assert_refused(TypeError, map_, lambda x: function(x, "i", reduction="ring"), rows(4, 4))
+    assert_refused(TypeError, map_, lambda x: function(x, "i", reduction=3), rows(4, 4))

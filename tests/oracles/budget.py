@@ -96,6 +96,7 @@ FORKS = (
     "tests/poptorch/test_poptorch_instances.py",
     "tests/poptorch/test_poptorch_profiling.py",
     "tests/project/test_docs.py",
+    "tests/tools/test_one_spelling.py",
     "tests/tools/test_record.py",
     "tests/tools/test_run.py",
     "tests/tools/test_testing.py",
