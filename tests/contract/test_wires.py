@@ -565,7 +565,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: Reduction(groups_of=0, across=Reduction()), ValueError, "groups_of=0"),
     (lambda: Reduction(groups_of=2.5, across=Reduction()), ValueError, "groups_of=2.5"),
     (lambda: Reduction(groups_of=True, across=Reduction()), ValueError, "groups_of=True"),
-    (lambda: Reduction(groups_of=2, across="ring"), TypeError, "across='ring'"),
+    (lambda: Reduction(groups_of=2, across=3), TypeError, "across: expected a gpusim.Reduction"),
     (lambda: Wire("float32", "amax"), ValueError, "scale='amax'"),
     (lambda: Wire("float64", "floor"), ValueError, "scale='floor'"),
     (lambda: Wire(Format(8, 23), "even"), ValueError, "scale='even'"),
