@@ -245,8 +245,8 @@ class Reduction:
     def __str__(self) -> str:
         """The text that `as_reduction` takes: a name, and the fields that differ from its own.
 
-        A Schedule that is no twin's has no text: "<Schedule>" stands for it, which `as_reduction`
-        refuses.
+        A Schedule has no text, unless it is a twin's: "<Schedule>" stands for it, which
+        `as_reduction` refuses.
 
         >>> print(Reduction(order="ring", accumulate="float32", wire="bfloat16"))
         ring accumulate=float32 wire=bfloat16

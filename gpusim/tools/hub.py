@@ -102,7 +102,7 @@ def hub(
         "name": name,
         "token": token,
         "interpreter": [sys.prefix, *sys.version_info[:2]],
-        "client": "gpusim.torch.distributed.client",
+        "client": "gpusim.torch.distributed.runners.client",
         "path": PACKAGES,
         "devices": devices,
         "reduction": options.reduction,
@@ -304,7 +304,7 @@ class Hub:
 
     def admit(self, member: Member) -> None:
         """Let a process wait for the others of its world, or begin the world."""
-        import gpusim.torch.distributed.worlds  # noqa: F401  # which worlds inherit
+        import gpusim.torch.distributed.runners.worlds  # noqa: F401  # which worlds inherit
 
         forming = self.forming.setdefault(member.key, Forming(member.key, member.size))
         wrong = forming.refusal(member) or self._in_use(member)
@@ -380,7 +380,7 @@ class Hub:
 
     def _serve(self, forming: Forming, number: int) -> None:
         """Be a world's process."""
-        from gpusim.torch.distributed import worlds
+        from gpusim.torch.distributed.runners import worlds
 
         try:
             for end in [self.server, self.control]:

@@ -33,7 +33,9 @@ class Member:
 
     def refuse(self, kind: str, message: str, close: bool = True) -> None:
         """Answer by an error."""
-        from gpusim.torch.distributed.wire import Channel  # which the hub has, as a rank has come
+        from gpusim.torch.distributed.runners.messages import (
+            Channel,  # which the hub has, as a rank has come
+        )
 
         with suppress(OSError):
             Channel(self.end).send({"error": kind, "text": message})

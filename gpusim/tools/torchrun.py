@@ -182,6 +182,12 @@ def add(commands: Any) -> None:
     )
     shared_options.add_records(parser)
     parser.add_argument(
+        "--explain",
+        action=Explain,
+        nargs=0,
+        help="print the table of what a rank has to itself, as process and as thread, and exit",
+    )
+    parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
     )
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
@@ -189,6 +195,16 @@ def add(commands: Any) -> None:
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
     ).required = False
     parser.set_defaults(run=run)
+
+
+class Explain(argparse.Action):
+    """An option that prints what a rank has to itself, and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from gpusim.torch.distributed.own.table import explain
+
+        print(explain())
+        parser.exit()
 
 
 def simulated_count(text: str) -> int:
@@ -243,7 +259,7 @@ def run(options: argparse.Namespace) -> int:
 
 def launch_script(options: argparse.Namespace, script: UserProgram, ranks: int) -> int:
     """Run the script on the ranks; the exit code."""
-    from gpusim.torch.distributed.ranks import environment_of
+    from gpusim.torch.distributed.runners.threads import environment_of
 
     more = {
         "MASTER_ADDR": options.master_addr,
@@ -279,7 +295,7 @@ def run_on(
 ) -> int:
     """Run the script on the instances, of which instance 0 shows and records what there is."""
     from gpusim.torch.distributed.accelerator import asks_for_gpu
-    from gpusim.torch.distributed.ranks import run_ranks
+    from gpusim.torch.distributed.launching import run_ranks
 
     ranks = len(environments)
     processes = world.instances > 1 or runs_processes(options)
@@ -441,7 +457,7 @@ class ExitCodeError(Exception):
 
 def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
     """The script in the calling rank, as `__main__`."""
-    from gpusim.torch.distributed.forks import ends_forks
+    from gpusim.torch.distributed.own.forks import ends_forks
 
     sys.argv = [script.name, *arguments]
     try:
@@ -471,7 +487,7 @@ def show(error: GpusimError, only_input: int | None) -> None:
 
     A debugger of another rank than `only_input`, if that is given, ends as it has nothing to read.
     """
-    from gpusim.torch.distributed.wire import RemoteTraceback
+    from gpusim.torch.distributed.tracebacks import RemoteTraceback
 
     cause = error.__cause__
     if isinstance(error, ReplicaError) and cause is not None:

@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpusim import CollectiveMismatchError
-from gpusim.torch.distributed import launch, streams
+from gpusim.torch.distributed import launch
+from gpusim.torch.distributed.calls import streams
 from tests.gpu.cupy_arrays import cupy
 
 REAL = torch.cuda.is_available()

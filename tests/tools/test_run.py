@@ -34,8 +34,8 @@ from tests.oracles.machine_time import until
 
 #: What the forks have then.
 for _name in (
-    "gpusim.torch.distributed.client",
-    "gpusim.torch.distributed.worlds",
+    "gpusim.torch.distributed.runners.client",
+    "gpusim.torch.distributed.runners.worlds",
     "torch._dynamo",
 ):
     importlib.import_module(_name)

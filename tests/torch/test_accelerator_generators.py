@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.seeds import seeds_of
+from gpusim.torch.distributed.own.seeds import seeds_of
 
 cuda: Any = torch.cuda
 F: Any = functional

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpusim import CollectiveMismatchError, ReplicaError
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.arguments import ORDERS, RULES, rules_of
+from gpusim.torch.distributed.calls.arguments import ORDERS, RULES, rules_of
 from tests.torch.children import needs_linux
 
 WAYS = [

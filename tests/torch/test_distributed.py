@@ -23,7 +23,7 @@ from torch.distributed.tensor import Shard
 import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim.torch.distributed import FoldCall, launch, private
-from gpusim.torch.distributed.seeds import seeds_of, sow
+from gpusim.torch.distributed.own.seeds import seeds_of, sow
 from tests.oracles.budget import FULL, budget, seeds
 from tests.oracles.machine_time import until
 from tests.torch.distributed_programs import PROGRAMS, start

@@ -26,7 +26,7 @@ from gpusim import ReplicaError
 from gpusim.tools.cli import main
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.accelerator import CASTS, DRAWS, asks_for_gpu
-from gpusim.torch.distributed.seeds import seeds_of
+from gpusim.torch.distributed.own.seeds import seeds_of
 from tests.oracles.budget import slow
 
 pytestmark = [

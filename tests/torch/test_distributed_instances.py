@@ -30,7 +30,8 @@ from gpusim import (
     World,
 )
 from gpusim.runtime.engines import Buffer
-from gpusim.torch.distributed import FoldCall, Recorder, instances, launch
+from gpusim.torch.distributed import FoldCall, Recorder, launch
+from gpusim.torch.distributed.runners import instances
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import until
 from tests.oracles.owned import nothing_left

@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim import reduction as reduce_by
-from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
+from gpusim.torch.distributed import FoldCall, Recorder, launch
+from gpusim.torch.distributed.runners import messages
 from tests.oracles.budget import budget, seeds, slow
 from tests.oracles.machine_time import PATIENCE, until
 from tests.oracles.owned import nothing_left
@@ -137,7 +138,7 @@ def test_results_of_works_that_nobody_has_waited_for() -> None:
 
 
 def test_memory_of_any_layout_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(messages, "SEGMENT", 1 << 16)
 
     def program(rank: int) -> list[torch.Tensor]:
         start()

@@ -182,7 +182,7 @@ def test_a_thread_that_outlives_its_rank_is_told_so() -> None:
         ended.set()
         threads[0].join(PATIENCE)
 
-    from gpusim.torch.distributed.threads import current_rank
+    from gpusim.torch.distributed.own.threads import current_rank
 
     threads: list[threading.Thread] = []
     launched: list[Any] = []

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpusim.torch.distributed import globals as own
-from gpusim.torch.distributed import group, launch
+from gpusim.torch.distributed import launch
+from gpusim.torch.distributed.calls import group
+from gpusim.torch.distributed.own import generators, turns
 from tests.oracles.machine_time import until
 
 legacy: Any = np.random  # the global generator
@@ -69,7 +70,7 @@ def test_states_are_swapped_without_asking_for_them(monkeypatch: pytest.MonkeyPa
         for name in names:
             monkeypatch.setattr(owner, name, lambda *given: asked.append(1))
     launch(body, 3)
-    assert not asked and all(own.IN_MEMORY)
+    assert not asked and all(generators.IN_MEMORY)
 
 
 def test_hooks_belong_to_the_rank_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +175,8 @@ def test_generators_that_are_not_in_memory_are_asked(
         return found
 
     expected = launch(body, 3)
-    assert all(own.IN_MEMORY)  # on CPython
-    monkeypatch.setattr(own, "GENERATORS", own.ASKED)
+    assert all(generators.IN_MEMORY)  # on CPython
+    monkeypatch.setattr(turns, "GENERATORS", generators.ASKED)
     assert launch(body, 3) == expected
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.seeds import TORCH_BITS, seeds_of
+from gpusim.torch.distributed.own.seeds import TORCH_BITS, seeds_of
 from tests.worlds.test_world import start
 
 legacy: Any = np.random  # the global generator

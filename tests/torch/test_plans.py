@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from gpusim import GpusimError
-from gpusim.torch.distributed import Recorder, launch, plans, process, processes, wire
+from gpusim.torch.distributed import Recorder, launch
 from gpusim.torch.distributed.private import bindings
+from gpusim.torch.distributed.runners import child, messages, plans, processes
 from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import start
 
@@ -218,8 +219,8 @@ def test_tensors_that_share_memory(planned: Planned) -> None:
 def test_plans_that_are_too_many_and_segments_that_change(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "PLANS", 3)
-    monkeypatch.setattr(wire, "SEGMENT", 1 << 12)
+    monkeypatch.setattr(child, "PLANS", 3)
+    monkeypatch.setattr(messages, "SEGMENT", 1 << 12)
 
     def program(rank: int) -> list[torch.Tensor]:
         start()

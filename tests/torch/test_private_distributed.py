@@ -15,9 +15,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.utils.checkpoint import DefaultDeviceType
 
-from gpusim.torch.distributed import launch, private
+from gpusim.torch.distributed import launch, private, private_groups
 from gpusim.torch.distributed.accelerator import attention
-from gpusim.torch.distributed.store import RankStore
+from gpusim.torch.distributed.calls.store import RankStore
 from tests.torch.distributed_programs import start
 
 
@@ -147,7 +147,7 @@ def test_the_devices_of_a_group_are_there() -> None:
 
 def test_each_thread_that_enters_has_a_world_of_its_own() -> None:
     original = c10d._world
-    world = private.RanksWorld(original)
+    world = private_groups.RanksWorld(original)
 
     def own() -> tuple[Any, ...]:
         world.enter()
@@ -354,12 +354,12 @@ def test_torch_has_the_settings_that_ranks_exchange() -> None:
 
     owners = {name: pkgutil.resolve_name(name) for name in private.ATTRIBUTES}
     before = [getattr(owners[o], n) for o, names in private.ATTRIBUTES.items() for n in names]
-    flags = [read() for read, _ in private.FLAGS]
+    flags = [read() for _, read, _ in private.FLAGS]
     launch(lambda rank: [torch.nn.Linear(1, 1)(torch.ones(1)), start()] and None, 2)
     after = [getattr(owners[o], n) for o, names in private.ATTRIBUTES.items() for n in names]
     assert all(a is b for a, b in zip(before, after, strict=True))
-    assert [read() for read, _ in private.FLAGS] == flags
-    for read, write in private.FLAGS:  # what is read can be set
+    assert [read() for _, read, _ in private.FLAGS] == flags
+    for _, read, write in private.FLAGS:  # what is read can be set
         write(read())
     known = {n for n in vars(torch.nn.modules.module) if n.startswith("_global_")}
     assert known == set(private.ATTRIBUTES["torch.nn.modules.module"])
@@ -424,7 +424,7 @@ def test_rendezvous_names_where_ranks_meet(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     before = private.meeting._create_c10d_store, private.meeting.FileStore
-    with private.stores_are_met() as keys:
+    with private_groups.stores_are_met() as keys:
         _, rank, size = next(iter(dist.rendezvous(url)))
     assert (rank, size, keys) == (1, 3, [key])
     assert before == (private.meeting._create_c10d_store, private.meeting.FileStore)

@@ -27,7 +27,8 @@ from gpusim import DeadlockError, GpusimError, ReplicaError
 from gpusim.fallback.threads import cores
 from gpusim.maps.clock import ROUNDS
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.progress import work_of_process
+from gpusim.torch.distributed.calls import outside
+from gpusim.torch.distributed.runners.progress import work_of_process
 from tests.oracles.machine_time import PATIENCE, until
 from tests.torch.children import needs_linux
 
@@ -354,6 +355,44 @@ def test_a_rank_that_loses_its_turn_in_an_import_keeps_no_other(
         assert launch(program, 3) == [5] * 3
     finally:
         sys.modules.pop("slow_module", None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_locks_of_modules_are_waited_for_without_the_turn(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch.compile's, whose holder waits for a compiler of C++.
+
+    Also of a module that is imported later. The lock is put back.
+    """
+    (tmp_path / "gpusim_locked.py").write_text("import threading\nlock = threading.RLock()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(outside.LOCKS, "gpusim_locked", "lock")
+    if not late:
+        importlib.import_module("gpusim_locked")
+
+    def body(rank: int) -> list[int]:
+        module: Any = importlib.import_module("gpusim_locked")
+        dist.init_process_group()
+        order = []
+        for step in range(2):
+            with module.lock, module.lock:
+                subprocess.run([sys.executable, "-c", "pass"], check=True, timeout=PATIENCE)
+                order.append(step)
+        return order
+
+    try:
+        assert launch(body, 3) == [[0, 1]] * 3
+        module: Any = sys.modules["gpusim_locked"]
+        assert isinstance(module.lock, type(threading.RLock()))
+    finally:
+        sys.modules.pop("gpusim_locked", None)
+
+
+def test_locks_of_torch_are_where_they_are_looked_for() -> None:
+    for module, name in outside.LOCKS.items():
+        lock = getattr(importlib.import_module(module), name)
+        assert isinstance(lock, (type(threading.RLock()), type(threading.Lock())))
 
 
 def test_what_belongs_to_a_rank_is_there_after_its_turn_was_taken(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def replay(run: Run, reduction: ReductionLike) -> Comparison:
 
 def _fold(event: Event, leaves: Leaves, reduction: Reduction) -> list[Any]:
     """The results of an event's tensors, by the rules of gpusim.torch.distributed."""
-    from gpusim.torch.distributed.folds import fold, fold_lists, fold_slices, fold_together
+    from gpusim.torch.distributed.calls.folds import fold, fold_lists, fold_slices, fold_together
 
     op, operation = event.first.op or "SUM", event.first.operation
     members = [list(operands) for operands, _ in leaves]

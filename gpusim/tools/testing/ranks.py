@@ -217,7 +217,8 @@ class MarkedTest:
                 "gpusim.pmap, without torch",
                 pytrace=False,
             )
-        from gpusim.torch.distributed.ranks import environment_of, run_ranks
+        from gpusim.torch.distributed.launching import run_ranks
+        from gpusim.torch.distributed.runners.threads import environment_of
 
         def run(rank: Any) -> None:
             self.ranks[rank.index] = rank

@@ -6,17 +6,17 @@ precision that a `gpusim.Reduction` says, so that the bits are those of an engin
 
 How it works:
 
-- `ranks`: a launch, on pmap's scheduler. One rank runs at a time, up to where it has to wait. With
-  the turn the process's globals change hands: generators, default dtype, working directory,
-  sys.argv, `__main__`. os.environ looks at the thread.
-- `exchange`: calls of one group meet by their number. A rank posts its part and goes on; the last
-  one does the work for all, in the memory of their tensors. Who differs is named at once.
-- `group`: torch's ProcessGroup. Each method posts one call.
-- `folds`: which Reduction a call has, and gpusim.collectives' folds by torch's names.
-- `store`: the key-value store; `memory`: tensors as arrays; `casts`: autocast's cache for ranks.
-- `streams`: the order of ranks' work on a GPU; `accelerator`: the CPU in the role of GPUs.
-- `worlds`: ranks that a script starts by itself, and `client`: their side, in the script's process.
-- `private`: what is used of torch's private interface.
+- `launching` picks a runner. `runners`: ranks as threads on pmap's scheduler, one at a time, up to
+  where it has to wait; as processes, whose calls a thread here makes; and spread over instances.
+- `own`: what a process has once, and each rank has to itself: one table.
+- `calls`: what torch asks for. Calls of one group meet by their number in the `exchange`. A rank
+  posts its part and goes on; the last one does the work for all, in the memory of their tensors.
+  Who differs is named at once. `group` is torch's ProcessGroup, `folds` says which Reduction a call
+  has, `store` is the key-value store.
+- `accelerator`: the CPU in the role of GPUs; `memory`: tensors as arrays.
+- `private`, `private_calls`: torch's private interface, as far as it is used.
+
+Arrows go from `launching` to `runners`, `calls`, `own`, and to the files beside them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 from torch import distributed as _dist
 
 from ...recording import RecordedCall, Recorder, SummaryRow
-from .folds import FoldCall
-from .ranks import current_rank as _current_rank
-from .ranks import launch
+from .calls.folds import FoldCall
+from .launching import launch
+from .own.threads import current_rank as _current_rank
 
 __all__ = ["FoldCall", "RecordedCall", "Recorder", "SummaryRow", "launch"]
 

@@ -20,7 +20,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import GpusimError
-from .private import RanksWorld, bindings, c10d, core, dist, has_gpu, profiler, replace
+from .private import bindings, c10d, core, dist, has_gpu, profiler, replace
+from .private_groups import RanksWorld
 
 __all__ = [
     "complete_future",

@@ -18,8 +18,20 @@ threads of ranks only, and ends with the launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .devices import CpuAsCuda
 from .generators import DRAWS
 from .install import CASTS, asks_for_gpu, cpu_as_accelerator
+from .standins import Stream
 
-__all__ = ["CASTS", "DRAWS", "CpuAsCuda", "asks_for_gpu", "cpu_as_accelerator"]
+__all__ = ["CASTS", "DRAWS", "asks_for_gpu", "cpu_as_accelerator", "simulated_gpus"]
+
+
+def simulated_gpus(count: int, seed_of: Callable[[int], int]) -> CpuAsCuda:
+    """The GPUs of a rank, as a context of its thread.
+
+    **Arguments**: `count`, the number of devices; `seed_of`, the seed that the generator of each
+    starts with.
+    """
+    return CpuAsCuda(count, seed_of, Stream)

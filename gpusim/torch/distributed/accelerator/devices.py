@@ -19,7 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from .attention import attention
 from .batch_norm import KERNELS
 from .generators import DRAWS, RANDOM, GpuGenerators, draws, position
 from .marks import ON_CPU, mark, mark_all, mark_of, mark_of_all
-
-if TYPE_CHECKING:
-    from .standins import Stream
 
 __all__ = ["CPU", "CpuAsCuda", "current_mode", "forget_warnings", "is_told", "rank_mode", "warn"]
 
@@ -124,14 +121,17 @@ class CpuAsCuda(TorchFunctionMode):
     """A block in which the calling thread is a rank that has GPUs, all of them the host.
 
     **Arguments**: `count`, the number of devices; `seed_of`, the seed that the generator of each
-    starts with.
+    starts with; `make_stream` makes a stream of the current device.
     """
 
-    stream: Stream
-    default_stream: Stream
+    stream: Any  # a `standins.Stream`, as is the default
+    default_stream: Any
 
-    def __init__(self, count: int, seed_of: Callable[[int], int]) -> None:
+    def __init__(
+        self, count: int, seed_of: Callable[[int], int], make_stream: Callable[[], Any]
+    ) -> None:
         super().__init__()
+        self.make_stream = make_stream
         self.count = count
         self.current = 0
         self.default: int | None = None  # the GPU of torch.set_default_device
@@ -141,10 +141,8 @@ class CpuAsCuda(TorchFunctionMode):
         self.generators = GpuGenerators(count, seed_of)
 
     def __enter__(self) -> CpuAsCuda:
-        from .standins import Stream
-
         _local.mode = self
-        self.default_stream = self.stream = Stream()
+        self.default_stream = self.stream = self.make_stream()
         super().__enter__()
         return self
 

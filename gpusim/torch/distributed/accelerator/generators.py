@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..draws import lasting, made
+from ..own.draws import lasting, made
 from ..private import generator_position, is_random_operation
 
 __all__ = ["DRAWS", "RANDOM", "GpuGenerators", "draws", "position"]

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from ..private import autocast_module, core, engines, has_gpu, replace, serialization
-from ..wire import frames_of
+from ..tracebacks import frames_of
 from .attention import attention_on_cpu
 from .devices import CPU, CpuAsCuda, current_mode, forget_warnings, is_told, warn
 from .marks import gpu_of, mark_of_all

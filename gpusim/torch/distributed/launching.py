@@ -1,0 +1,162 @@
+"""Starting ranks: as threads of this process, as processes, or spread over instances of a World."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ...collectives import dispatch
+from ...errors import GpusimError
+from ...recording import Recorder
+from ...recording import recorder as recording
+from ...runtime.world import current_world, without_world
+from .calls.folds import ReductionLike, as_chooser
+from .own.seeds import as_seed
+from .runners.threads import Around, Launch, Rank, environment_of
+
+__all__ = ["launch", "run_ranks"]
+
+T = TypeVar("T")
+SCHEDULES = ("turns", "free")
+
+# Held as long as a launch runs: it replaces functions of the whole process. Not waited for, as a
+# launch inside of a launch would wait for itself.
+_launching = threading.Lock()
+
+
+def launch(
+    f: Callable[..., T],
+    ranks: int,
+    args: Sequence[Any] = (),
+    *,
+    reduction: ReductionLike | None = None,
+    schedule: str = "turns",
+    recorder: Recorder | None = None,
+    device: str | None = None,
+    processes: bool = False,
+    address: str = "127.0.0.1",
+    seed: int = 0,
+) -> list[T]:
+    """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
+
+    `f` does what it would do in a process: it calls `init_process_group`, with any backend, and
+    then torch.distributed. Each rank has RANK, WORLD_SIZE and torchrun's other variables.
+
+    **Arguments**:
+
+    - `f`: a function of the rank's number and of `args`, as torch.multiprocessing.spawn takes it.
+    - `ranks`: how many there are.
+    - `reduction`: how sums are added: what `gpusim.as_reduction` takes, such as "gloo-ring", or a
+      function of a `FoldCall` that returns that. None is that of the
+      `gpusim.reduction` context, which each rank can enter for itself. The `pg_options` of a new
+      group are the same for the group.
+    - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and
+      gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
+      its own. "free" lets as many ranks run as there are cores; generators and os.environ are
+      the rank's, all else is shared.
+    - `recorder`: a `Recorder` that records every call. None is that of a `gpusim.record` block
+      around the launch; without one it costs nothing.
+    - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
+      the host. None leaves devices as they are.
+    - `processes`: True runs each rank in a process of its own, forked from this one, so that the
+      globals of modules belong to the rank. Linux only. The bits, errors and records are the same.
+    - `address`: MASTER_ADDR of the ranks. In a `gpusim.World` of several instances, instance 0
+      listens there for the others. Each instance makes the launch, and runs the ranks that are its
+      replicas as processes; all get the results or the error. The recorder is instance 0's.
+    - `seed`: the base seed. Generators that a rank does not seed start with states that follow from
+      it and from the rank's number: torch's, NumPy's global one, and Python's `random`. So ranks
+      differ, as processes do, and runs repeat. The caller's own generators have no part in it.
+
+    **Returns**: what each rank returned; None for one that calls `sys.exit()`. Processes can hand
+    back tensors, NumPy arrays and plain data: what `torch.load(weights_only=True)` reads.
+
+    **Raises**:
+
+    - ReplicaError: if a rank raises; the exception is its cause, and the others are ended. Also
+      if its process ends by a signal or an exit code.
+    - CollectiveMismatchError: if ranks make calls that differ, naming both.
+    - DeadlockError: as soon as no rank can go on, naming what each waits for.
+    - InstanceError: if an instance of the World is gone, with its ranks.
+    - GpusimError: inside of another launch.
+
+    >>> import torch, torch.distributed as dist
+    >>> from gpusim.torch.distributed import launch
+    >>> def train(rank):
+    ...     dist.init_process_group()
+    ...     x = torch.tensor([1.0, 2.0]) * (rank + 1)
+    ...     dist.all_reduce(x)
+    ...     return x.tolist()
+    >>> launch(train, 3)
+    [[6.0, 12.0], [6.0, 12.0], [6.0, 12.0]]
+    """
+    if not callable(f):
+        raise TypeError(f"launch needs a function, got {f!r:.60}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
+    environments = [
+        environment_of(rank, ranks, ranks, MASTER_ADDR=address) for rank in range(ranks)
+    ]
+    return run_ranks(
+        lambda rank: f(rank.index, *args),
+        environments,
+        reduction,
+        schedule,
+        recorder,
+        device,
+        processes,
+        seed=seed,
+    )
+
+
+def run_ranks(
+    run: Callable[[Rank], T],
+    environments: Sequence[Mapping[str, str]],
+    reduction: ReductionLike | None,
+    schedule: str,
+    recorder: Recorder | None = None,
+    device: str | None = None,
+    processes: bool = False,
+    around: Around | None = None,
+    leaves_blocked: bool = False,
+    seed: int = 0,
+) -> list[T]:
+    """Run a function for a rank with each of the environments; see `launch`.
+
+    `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    if device not in (None, "cpu"):
+        raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
+    if not isinstance(recorder, Recorder | None):
+        raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
+    seed = as_seed(seed, "launch: seed")
+    chooser = as_chooser(reduction, "launch: reduction")
+    recorder = recorder or recording.block_recorder
+    if not _launching.acquire(blocking=False):
+        raise GpusimError("launch: another launch is running in this process")
+    # A fold of the exchange goes through the dispatcher too, and would be recorded as one more
+    # call.
+    recorded, dispatch.record_call = dispatch.record_call, None  # ranks record their own calls
+    try:
+        kind: Callable[..., Launch] = Launch
+        world = current_world()
+        if world is not None and world.instances > 1:
+            from .runners.instances import InstancesLaunch
+
+            kind = functools.partial(InstancesLaunch, world)
+        elif processes:
+            from .runners.processes import ProcessLaunch
+
+            kind = ProcessLaunch
+        # A rank's own collectives of gpusim.lax are its own, and not those of all instances.
+        with without_world():  # which ranks do not enter
+            found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
+            found.scheduler.leaves_blocked = leaves_blocked
+            found.scheduler.caller = "torchrun" if leaves_blocked else "launch"
+            return found.execute()
+    finally:
+        dispatch.record_call = recorded
+        _launching.release()
