@@ -151,9 +151,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Train, compare, and write table and picture."""
     from gpusim.tools import demo
 
-    out: Path = arguments.out
-    if out.exists() and not out.is_dir():
-        raise options.UsageError(f"--out: a folder is needed, {str(out)!r} is a file")
+    options.check_folder("--out", arguments.out)
     demo.run(
         replicas=arguments.replicas,
         epochs=arguments.epochs,

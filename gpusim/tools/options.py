@@ -39,6 +39,7 @@ __all__ = [
     "add_reduction",
     "add_seed",
     "add_verbosity",
+    "check_folder",
     "check_outputs",
     "check_records",
     "counts",
@@ -165,12 +166,12 @@ seed_of = whole_number(0)
 def reduction_text(text: str) -> str:
     """An argparse type: the text of a Reduction, whose operator is the program's."""
     try:
-        chosen = as_reduction(text, "reduction")
+        chosen = as_reduction(text, "")  # argparse names the option
     except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("=")) from None
     if chosen.op != "sum":
         raise argparse.ArgumentTypeError(
-            f"reduction={text!r}: expected op='sum', as the program names the operator"
+            f"{text!r}: expected op='sum', as the program names the operator"
         )
     return text
 
@@ -468,6 +469,16 @@ def check_target(option: str, path: Path, folder: bool = False, in_place: bool =
     if not os.access(around, os.W_OK):
         kind = "folder" if around.is_dir() else "file"
         raise UsageError(f"{option}: {path}: the {kind} {around} cannot be written")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """**Raises**: UsageError if a folder could not be made, with those around it, or written."""
+    around = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    if not around.is_dir():
+        named = "" if around == folder else f"{folder}: "
+        raise UsageError(f"{option}: {named}a folder is needed, {str(around)!r} is a file")
+    if not os.access(around, os.W_OK):
+        raise UsageError(f"{option}: {folder}: the folder {around} cannot be written")
 
 
 def split_names(given: Sequence[str] | None) -> list[str] | None:

@@ -137,7 +137,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_torchruns(parser: argparse.ArgumentParser) -> None:
+def add_torchruns(parser: Any) -> None:
     """Add torchrun's options, those without effect and those that are refused among them."""
     parser.add_argument("--standalone", action="store_true", help="accepted, without effect")
     for name in ACCEPTED:

@@ -25,6 +25,7 @@ from gpusim.tools.options import (
     add_program,
     add_record,
     add_reduction,
+    check_folder,
     check_outputs,
     counts,
 )
@@ -122,10 +123,10 @@ def run_invariant(options: argparse.Namespace) -> int:
 
     require("gpusim invariant needs", "torch")
     record: Path | None = options.record
-    if record is not None and (
-        record.suffix == ".jsonl" or (record.exists() and not record.is_dir())
-    ):
-        raise UsageError(f"--record {record}: expected a folder")
+    if record is not None:
+        if record.suffix == ".jsonl":
+            raise UsageError(f"--record {record}: expected a folder, not FILE.jsonl")
+        check_folder("--record", record)
     if not options.module and not Path(options.script).exists():
         raise FileNotFoundError(f"{options.script}: there is no such file")
     with tempfile.TemporaryDirectory() as scratch:
