@@ -1,7 +1,8 @@
 """The command `gpusim`: parse the arguments and run the subcommand.
 
-Exit codes: 0 success, 1 failure (the reason is on standard error), 2 invalid arguments, 130
-interrupted. Where 1 is an answer (`compare`, `invariant`, `twin`), a failure is 2.
+Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 130 interrupted.
+Where 1 is an answer (`compare`, `invariant`, `twin`), a failure is 2. Those of programs that
+commands run: `add` of each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import jaxrun, program, run, schedule, torchrun
-from gpusim.tools.arguments import whole_number
+from gpusim.tools import jaxrun, options, program, run, schedule, torchrun
 from gpusim.tools.compare import command as compare
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     if arguments.run is run.run:  # exceptions of the program are the program's
+        try:
+            run.check(arguments)
+        except options.UsageError as error:
+            return _wrong(arguments, error)
         return run.run(arguments, rest)
     if arguments.run is torchrun.run and argv is None:
         atexit.register(torchrun.end_quickly)
@@ -53,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except options.UsageError as error:
+        return _wrong(arguments, error)
     except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
         print(f"gpusim {arguments.command}: {_reason(error)}", file=sys.stderr)
         failure: int = arguments.failure
@@ -60,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == torchrun.INTERRUPTED and argv is None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends Python's own end
     return code
+
+
+def _wrong(arguments: argparse.Namespace, error: options.UsageError) -> int:
+    """Say what is wrong with the arguments; the exit code."""
+    print(f"gpusim {arguments.command}: {error}", file=sys.stderr)
+    return options.WRONG
 
 
 def _reason(error: Exception) -> str:
@@ -91,7 +103,7 @@ def command_line() -> argparse.ArgumentParser:
         help="what this machine offers, and what to install for more",
         description="What this machine offers gpusim, and what to install for more.",
     )
-    info.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options.add_json(info)
     info.set_defaults(run=run_info)
 
     demo = commands.add_parser(
@@ -101,27 +113,9 @@ def command_line() -> argparse.ArgumentParser:
         "with gradients summed in different orders and precisions, and compare with float64. "
         "Prints a table; writes it and a picture to DIR.",
     )
-    demo.add_argument(
-        "--replicas",
-        type=whole_number(1),
-        default=64,
-        metavar="R",
-        help="how many replicas train (default: %(default)s)",
-    )
-    demo.add_argument(
-        "--epochs",
-        type=whole_number(1),
-        default=30,
-        metavar="N",
-        help="passes over the training images (default: %(default)s)",
-    )
-    demo.add_argument(
-        "--seed",
-        type=whole_number(0),
-        default=0,
-        metavar="S",
-        help="seeds the weights and the order of the images (default: %(default)s)",
-    )
+    options.add_count(demo, "--replicas", default=64, what="how many replicas train")
+    options.add_epochs(demo, default=30)
+    options.add_seed(demo, "the weights and the order of the images")
     demo.add_argument(
         "--out",
         type=Path,
@@ -157,6 +151,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Train, compare, and write table and picture."""
     from gpusim.tools import demo
 
+    options.check_folder("--out", arguments.out)
     demo.run(
         replicas=arguments.replicas,
         epochs=arguments.epochs,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import gpusim
 from gpusim import lax
+from gpusim.tools.options import UsageError
 
 __all__ = [
     "CLASSES",
@@ -73,7 +74,7 @@ class Digits:
 def load(replicas: int, seed: int) -> Digits:
     """The digits for `replicas` replicas.
 
-    **Raises**: ValueError if there are fewer training images than replicas.
+    **Raises**: UsageError, a ValueError, if there are fewer training images than replicas.
     """
     from sklearn.datasets import load_digits
 
@@ -82,7 +83,7 @@ def load(replicas: int, seed: int) -> Digits:
     test = np.zeros(len(images), bool)
     test[np.random.default_rng([seed, 2]).permutation(len(images))[:TEST_IMAGES]] = True
     if replicas > np.count_nonzero(~test):
-        raise ValueError(
+        raise UsageError(
             f"--replicas: each needs an image of its own, and there are {np.count_nonzero(~test)} "
             f"training images; got {replicas}"
         )

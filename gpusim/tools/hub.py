@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from gpusim.startup import gpusim_ranks
 from gpusim.tools.arrivals import could_come
 from gpusim.tools.members import Forming, Member, World
+from gpusim.tools.options import note
 from gpusim.tools.outputs import RankOutputs
 from gpusim.tools.records import numbered, record_of, show_summary
 
@@ -81,7 +82,8 @@ def hub(
 
     **Arguments**:
 
-    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit` and `trace` of the command.
+    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit`, `trace`, `verbose` and `quiet`
+      of the `command`.
     - `devices`: how many GPUs the CPU plays in each process; 0 for none.
     - `first`: the number of the script's first world; those from the second on have records of
       their own.
@@ -368,6 +370,11 @@ class Hub:
     def begin(self, forming: Forming) -> None:
         """Fork the process of a world."""
         number, self.number = self.number, self.number + 1
+        note(
+            self.options,
+            f"world {number}: {forming.size} rank{'s' * (forming.size > 1)}, processes that the "
+            f"program has started; sums: {self.options.reduction or 'linear'}",
+        )
         own, far = socket.socketpair()
         process = os.fork()
         if not process:

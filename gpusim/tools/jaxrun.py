@@ -7,14 +7,24 @@ import os
 import re
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import gpusim
 from gpusim.optional import require
 from gpusim.tools import program
-from gpusim.tools.arguments import add_arrays, whole_number
-from gpusim.tools.options import add_reduction, reduction_of
+from gpusim.tools.options import (
+    COUNTS,
+    WRONG,
+    UsageError,
+    add_devices,
+    add_program,
+    add_record,
+    add_reduction,
+    add_verbosity,
+    check_records,
+    note,
+    reduction_of,
+)
 from gpusim.tools.program import NoProgramError
 
 __all__ = ["add"]
@@ -30,30 +40,17 @@ def add(commands: Any) -> None:
         help="run a JAX program on fake CPU devices",
         description="Run a JAX program on fake devices of XLA:CPU, after gpusim.jax.install(): "
         "lax.ragged_all_to_all works, and lax.psum adds as --reduction says.",
+        epilog="The exit code is the program's: that of sys.exit, 1 after an exception; 2 after a "
+        "wrong argument or without the program.",
     )
-    parser.add_argument(
-        "--devices",
-        type=whole_number(1),
-        default=8,
-        metavar="N",
-        help="how many devices JAX shows (default: %(default)s)",
-    )
+    add_devices(parser, *COUNTS, default=8, what="JAX shows them", shown="%(default)s")
     add_reduction(parser, default="XLA adds")
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="FOLDER",
-        help="record the collectives that gpusim executes, for gpusim compare; with --reduction "
-        "(xla-cpu has XLA's own bits)",
+    add_record(
+        parser,
+        note="; of this command a folder, with --reduction (xla-cpu has XLA's own bits)",
     )
-    add_arrays(parser)
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the program")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program"
-    )
+    add_verbosity(parser)
+    add_program(parser, "program")
     parser.set_defaults(run=run)
 
 
@@ -65,10 +62,9 @@ def run(options: argparse.Namespace) -> int:
     """Run the program; its exit code, or 0."""
     require("gpusim jaxrun needs", "jax")
     reduction = reduction_of(options)
-    if options.record is None and options.arrays is not None:
-        raise ValueError("--arrays needs --record with a folder")
+    check_records(options, folder_only=True)
     if options.record is not None and reduction is None:
-        raise ValueError(
+        raise UsageError(
             "--record needs --reduction: without it XLA adds, and its sums are not recorded; "
             "--reduction xla-cpu has XLA's bits"
         )
@@ -77,10 +73,15 @@ def run(options: argparse.Namespace) -> int:
         script = find(options.script)
     except NoProgramError as error:
         print(f"gpusim jaxrun: {error}", file=sys.stderr)
-        return error.code
+        return WRONG
     except Exception as error:  # a syntax error, or a package that fails
         return program.ended(error)
     choose_devices(options.devices)
+    note(
+        options,
+        f"{options.script} on {options.devices} device{'s' * (options.devices > 1)} of XLA:CPU; "
+        f"sums: {options.reduction or 'as XLA adds'}",
+    )
     program.lead_path(script.folder)
     from gpusim.jax import install  # not before: importing jax reads the environment
 

@@ -187,10 +187,10 @@ class TaggedStream:
 
 
 @contextmanager
-def tagged_output(only: int | None) -> Iterator[RankOutputs]:
-    """A block in which standard output and error are tagged."""
+def tagged_output(only: int | None, quiet: bool = False) -> Iterator[RankOutputs]:
+    """A block in which standard output and error are tagged; `quiet` without progress."""
     streams = sys.stdout, sys.stderr
-    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
+    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() and not quiet else None)
     tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
     outputs.tagged = tagged
     if hasattr(os, "register_at_fork"):

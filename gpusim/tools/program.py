@@ -64,8 +64,10 @@ def split(
             is_value = False
             continue
         is_value = argument in with_value
-        if argument == "-m":
+        if argument in ("-m", "--module"):
             return own[: i + 2], own[i + 2 :]
+        if argument.startswith("--module="):
+            return own[: i + 1], own[i + 1 :]
         if argument.startswith("-m") or not argument.startswith("-") or argument == "-":
             return own[: i + 1], own[i + 1 :]
     return own, []

@@ -13,10 +13,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from gpusim.tools import options, program
-from gpusim.tools.arguments import whole_number
 from gpusim.tools.hub import hub
 
-__all__ = ["WITH_VALUE", "add", "run"]
+__all__ = ["WITH_VALUE", "add", "check", "run"]
 
 WITH_VALUE = (
     "--arrays",
@@ -40,45 +39,46 @@ def add(commands: Any) -> None:
         "popdist. Processes that call torch.distributed.init_process_group, as those that it "
         "starts by torch.multiprocessing.spawn, are simulated ranks: the options say how. "
         "Arguments after the script or the module are the program's.",
+        epilog="The exit code is the program's, as python's: that of sys.exit, 1 after an "
+        "exception; 2 after a wrong argument or without the script.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("script", nargs="?", metavar="SCRIPT", help="a file, or a folder or archive")
-    which.add_argument("-m", dest="module", metavar="MODULE", help="a module, by its name")
-    options.add_reduction(parser)
-    parser.add_argument(
-        "--device",
-        choices=("cpu",),
-        help="cpu: the CPU plays the GPUs that the program asks for",
+    which.add_argument(
+        "-m", "--module", dest="module", metavar="MODULE", help="a module, by its name"
     )
-    parser.add_argument(
-        "--devices",
-        type=whole_number(1),
-        metavar="N",
-        help="how many GPUs the CPU plays in each process, which is what "
-        "torch.cuda.device_count() says; with --device cpu (default: 1)",
+    options.add_reduction(parser)
+    options.add_device(parser)
+    options.add_devices(
+        parser,
+        default=None,
+        what="torch.cuda.device_count() in each process; with --device cpu",
+        shown="1",
     )
     options.add_records(parser)
+    options.add_verbosity(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Run a script or a module; its exit code, or 0."""
-    try:
-        check(arguments)
-    except (TypeError, ValueError) as error:
-        print(f"gpusim run: {error}", file=sys.stderr)
-        return 1
+    """Run a script or a module, whose options `check` has seen; its exit code, or 0."""
     devices = (arguments.devices or 1) if arguments.device else 0
-    with hub(arguments, devices) if sys.platform == "linux" else nullcontext():
+    simulates = sys.platform == "linux"
+    ranks = f"; sums: {arguments.reduction or 'linear'}" if simulates else ""
+    options.note(
+        arguments,
+        f"{arguments.module or arguments.script} as python runs it; each process that calls "
+        f"init_process_group is {'a simulated' if simulates else 'its own'} rank{ranks}",
+    )
+    with hub(arguments, devices) if simulates else nullcontext():
         return program.run(arguments.script, arguments.module, rest)
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """**Raises**: ValueError or TypeError for options that are wrong, or do not fit together."""
+    """**Raises**: UsageError for options that do not fit together."""
     options.check_records(arguments)
-    options.reduction_of(arguments)
     if arguments.devices is not None and not arguments.device:
-        raise ValueError("--devices needs --device cpu")
+        raise options.UsageError(f"--devices {arguments.devices} needs --device cpu")
     asked = [arguments.reduction, arguments.device, arguments.record, arguments.trace]
     if sys.platform != "linux" and (arguments.summary or any(asked)):
-        raise ValueError("options of simulated ranks need Linux")
+        raise options.UsageError("options of simulated ranks need Linux")

@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gpusim.tools.arguments import whole_number
+from gpusim.tools.options import (
+    UsageError,
+    add_picture,
+    check_outputs,
+    positive,
+    whole_number,
+)
 
 __all__ = ["add"]
 
@@ -58,18 +64,12 @@ def add(commands: Any) -> None:
     )
     schedule.add_argument(
         "--backward",
-        type=float,
+        type=positive,
         default=2.0,
         metavar="X",
         help="how long a backward pass takes, in forward passes (default: %(default)g)",
     )
-    schedule.add_argument(
-        "--out",
-        type=Path,
-        default=Path("schedule.svg"),
-        metavar="FILE",
-        help="the picture: .svg, .png or .pdf (default: %(default)s)",
-    )
+    add_picture(schedule, "--out", default=Path("schedule.svg"))
     schedule.set_defaults(run=run)
 
 
@@ -89,15 +89,20 @@ def run(arguments: argparse.Namespace) -> int:
     from gpusim.poptorch.schedule import picture, tasks
 
     kinds = {"pipelined": tasks.pipelined, "sharded": tasks.sharded, "phased": tasks.phased}
+    check_outputs(arguments)
     numbers = arguments.ipus or list(range(arguments.stages))
     stages = [tasks.PipelineStage(ipu, phase=place) for place, ipu in enumerate(numbers)]
     training = arguments.iterations is None
     fewest = len(tasks.steps(len(tasks.merge(stages)), training))
     micro_batches = arguments.accumulation or arguments.iterations or fewest
-    schedule = kinds[arguments.strategy](
-        stages, micro_batches, training=training, backward=arguments.backward
-    )
-    picture.write(schedule, arguments.out)
+    try:
+        schedule = kinds[arguments.strategy](
+            stages, micro_batches, training=training, backward=arguments.backward
+        )
+    except ValueError as error:
+        name = "--accumulation" if training else "--iterations"
+        raise UsageError(f"{name} {micro_batches}: {error}") from None
+    picture.write(schedule, arguments.picture)
     print(picture.summary(schedule))
-    print(f"written to {arguments.out}")
+    print(f"written to {arguments.picture}")
     return 0

@@ -27,8 +27,8 @@ from gpusim.runtime import environment
 from gpusim.runtime.world import World
 from gpusim.tools import options as shared_options
 from gpusim.tools import program
-from gpusim.tools.arguments import whole_number
 from gpusim.tools.hub import hub
+from gpusim.tools.options import WRONG, UsageError, note, whole_number
 from gpusim.tools.outputs import tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.records import record_of, show_summary
@@ -102,17 +102,43 @@ def add(commands: Any) -> None:
         "torchrun's options about how processes meet, such as --rdzv-backend, are accepted and "
         "have no effect.",
         epilog="Ctrl-C ends all ranks. The exit code is 0 if all ranks end well, 1 if one fails, "
-        "2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.",
+        "whatever its own code, 2 after a wrong argument or without the script, 130 after Ctrl-C, "
+        "143 after SIGTERM.",
     )
-    count = {"type": simulated_count, "default": 1, "metavar": "N"}
-    nodes = {**count, "type": node_count}
-    parser.add_argument("--nnodes", help="the number of nodes (default: %(default)s)", **nodes)
+    add_ranks(parser)
+    add_torchruns(parser)
+    shared_options.add_reduction(parser)
+    add_modes(parser)
+    shared_options.add_records(parser)
+    shared_options.add_verbosity(parser)
+    shared_options.add_program(parser, "training script")
+    parser.set_defaults(run=run)
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add how many ranks there are."""
     parser.add_argument(
+        "--nnodes",
+        type=node_count,
+        default=1,
+        metavar="N",
+        help="the number of nodes (default: %(default)s)",
+    )
+    ranks = parser.add_mutually_exclusive_group()
+    ranks.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
-        help="the number of ranks of each node (default: %(default)s)",
-        **count,
+        type=simulated_count,
+        metavar="N",
+        help="the number of ranks of each node (default: 1)",
     )
+    shared_options.add_count(
+        ranks, default=None, what="all ranks, in equal shares on the nodes", shown="one on each"
+    )
+
+
+def add_torchruns(parser: Any) -> None:
+    """Add torchrun's options, those without effect and those that are refused among them."""
     parser.add_argument("--standalone", action="store_true", help="accepted, without effect")
     for name in ACCEPTED:
         parser.add_argument(
@@ -130,7 +156,10 @@ def add(commands: Any) -> None:
         "--master-port", "--master_port", default="29500", help="a value for MASTER_PORT"
     )
     parser.add_argument("--role", default="default", help="a value for ROLE_NAME")
-    shared_options.add_reduction(parser)
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """Add how the ranks run."""
     parser.add_argument(
         "--schedule",
         choices=("turns", "free"),
@@ -138,11 +167,7 @@ def add(commands: Any) -> None:
         help="turns: one rank at a time, so that runs repeat; free: as many as there are cores "
         "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--device",
-        choices=("cpu",),
-        help="cpu: the CPU plays the GPUs that the script asks for, one for each rank of a node",
-    )
+    shared_options.add_device(parser)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
         "--processes",
@@ -156,13 +181,11 @@ def add(commands: Any) -> None:
         help="run all ranks as threads of this process, which share the modules that the script "
         "imports: the default elsewhere",
     )
-    parser.add_argument(
-        "--seed",
+    shared_options.add_seed(
+        parser,
+        "the generators that the script does not seed; ranks' differ. 'random' draws one, and "
+        "prints it",
         type=seed_of,
-        default=0,
-        metavar="N",
-        help="the base seed of the generators that the script does not seed; ranks' differ. "
-        "'random' draws one, and prints it (default: %(default)s)",
     )
     parser.add_argument(
         "--instances",
@@ -180,21 +203,12 @@ def add(commands: Any) -> None:
         help="show the output of this rank alone, without its tag; breakpoint() stops in this "
         "rank alone",
     )
-    shared_options.add_records(parser)
     parser.add_argument(
         "--explain",
         action=Explain,
         nargs=0,
         help="print the table of what a rank has to itself, as process and as thread, and exit",
     )
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the training script")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    ).required = False
-    parser.set_defaults(run=run)
 
 
 class Explain(argparse.Action):
@@ -231,18 +245,21 @@ def node_count(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; 0 if all ranks end well, else 1, as torchrun."""
-    ranks = options.nnodes * options.nproc_per_node
+    ranks = options.ranks or options.nnodes * (options.nproc_per_node or 1)
+    options.nproc_per_node, rest = divmod(ranks, options.nnodes)
+    if rest:
+        raise UsageError(f"--ranks {ranks}: expected a multiple of --nnodes {options.nnodes}")
     if options.only_rank is not None and options.only_rank >= ranks:
-        raise ValueError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
+        raise UsageError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
     if options.threads and options.instances > 1:
-        raise ValueError(NO_THREADS)
+        raise UsageError(NO_THREADS)
     shared_options.check_records(options)
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
     except NoProgramError as error:
         print(f"gpusim torchrun: {error}", file=sys.stderr)
-        return error.code
+        return WRONG
     except Exception as error:  # a syntax error, or a package that fails
         return program.ended(error)
     program.lead_path(script.folder)
@@ -250,6 +267,14 @@ def run(options: argparse.Namespace) -> int:
     # The command's own ranks are the first world; those that the script starts follow.
     devices = options.nproc_per_node if options.device else 0
     alone = runs_processes(options)  # the command starts no others
+    processes = alone or options.instances > 1
+    note(
+        options,
+        f"{options.script} on {ranks} rank{'s' * (ranks > 1)}, "
+        f"{'processes' if processes else 'threads of this process'}, "
+        f"{'in turns' if options.schedule == 'turns' else 'as many at a time as there are cores'}; "
+        f"sums: {options.reduction or 'linear'}",
+    )
     with hub(options, devices, first=2, hooks_torch=True, starts_none=alone) as to:
         code = launch_script(options, script, ranks)
         if to is not None:
@@ -305,7 +330,7 @@ def run_on(
     with (
         ends_by_signals(),
         quiet_ends(KeyboardInterrupt),
-        tagged_output(options.only_rank) as outputs,
+        tagged_output(options.only_rank, options.quiet) as outputs,
         record_of(options, ranks, outputs) as recorder,
     ):
 
@@ -373,7 +398,7 @@ def world_of(instances: int, ranks: int) -> World:
         return World([ranks])
     found = environment.read().instances
     if found != instances:
-        raise ValueError(
+        raise UsageError(
             f"--instances {instances}: this command runs as {found} instance{'s' * (found > 1)}; "
             f"start it by mpirun -n {instances} gpusim torchrun --instances {instances} ..."
         )

@@ -171,10 +171,12 @@ def test_jaxrun_records_a_script(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "gpusim jaxrun: can't open file"),
-        (["--reduction", "sideways", "x.py"], 1, "--reduction='sideways': expected an order"),
+        (["--reduction", "sideways", "x.py"], 2, "--reduction: 'sideways': expected an order"),
+        (["-m", "no_such_program"], 2, "No module named no_such_program"),
         (["--devices", "0", "x.py"], 2, "--devices"),
-        (["--record", "a", "x.py"], 1, "--record needs --reduction: without it XLA adds"),
-        (["--arrays", "all", "x.py"], 1, "--arrays needs --record"),
+        (["--record", "a", "x.py"], 2, "--record needs --reduction: without it XLA adds"),
+        (["--record", "a.jsonl", "x.py"], 2, "--record a.jsonl: expected a folder"),
+        (["--arrays", "all", "x.py"], 2, "--arrays needs --record"),
     ],
 )
 def test_jaxrun_says_what_is_wrong(

@@ -95,7 +95,7 @@ def test_no_command_prints_the_help_and_fails(capsys: pytest.CaptureFixture[str]
         (["torchrun", "--nnodes", "1:4", "train.py"], "give one number, not a range; got"),
         (
             ["demo", "--replicas", "0"],
-            "--replicas: a whole number of at least 1 is needed, got '0'",
+            "--replicas/--ranks: a whole number of at least 1 is needed, got '0'",
         ),
         (
             ["demo", "--epochs", "1.5"],
@@ -233,5 +233,5 @@ def test_a_folder_that_cannot_be_made_is_named_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("")
-    assert cli.main(["demo", "--epochs", "100000", "--out", str(tmp_path / "taken" / "out")]) == 1
+    assert cli.main(["demo", "--epochs", "100000", "--out", str(tmp_path / "taken" / "out")]) == 2
     assert str(tmp_path / "taken" / "out") in capsys.readouterr().err

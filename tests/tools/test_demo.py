@@ -148,7 +148,7 @@ def test_command_prints_the_table_and_writes_it_and_a_picture(
 
 
 def test_more_replicas_than_images_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--replicas", "5000"]) == 1
+    assert cli.main(["demo", "--replicas", "5000"]) == 2
     assert "there are 1437 training images; got 5000" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_a_file_in_the_way_is_named_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("")
-    assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 1
+    assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 2
     assert "--out: a folder is needed" in capsys.readouterr().err
 
 

@@ -472,10 +472,15 @@ def test_ranks_run_at_the_same_time(tmp_path: Path) -> None:
 
 def test_what_was_called_is_shown_and_recorded(tmp_path: Path) -> None:
     path = script(tmp_path, f"{TRAIN}\n    for _ in (0, 1):\n        start(train, 3)")
-    options = ["--summary", "--record", str(tmp_path / "calls.jsonl"), "--reduction", "tree"]
+    options = ["-v", "--summary", "--record", str(tmp_path / "calls.jsonl"), "--reduction", "tree"]
     found = simulated(tmp_path, path, *options, "--trace", str(tmp_path / "trace.json"))
     assert found.code == 0, found.err
     assert found.out.count("Collectives of 3 ranks") == 2
+    said = [line for line in found.err.splitlines() if line.startswith("gpusim run: ")]
+    assert said[0].startswith(f"gpusim run: {path} as python runs it; ")
+    assert [line.partition(": ")[2] for line in said[1:]] == [
+        f"world {n}: 3 ranks, processes that the program has started; sums: tree" for n in (1, 2)
+    ]
     for name in ("calls.jsonl", "calls-2.jsonl"):
         lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         assert lines[0]["ranks"] == 3
@@ -546,15 +551,14 @@ def test_a_stranger_is_not_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--reduction", "no-such"], "--reduction='no-such': expected an order"),
-        (["--devices", "2"], "--devices needs --device cpu"),
+        (["--devices", "2"], "--devices 2 needs --device cpu"),
         (["--arrays", "all"], "--arrays needs --record with a folder"),
     ],
 )
 def test_wrong_options(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", *options, str(tmp_path / "x.py")]) == 1
+    assert main(["run", *options, str(tmp_path / "x.py")]) == 2
     assert capsys.readouterr().err.startswith(f"gpusim run: {said}")
 
 

@@ -369,10 +369,10 @@ def test_too_few_micro_batches_are_an_error(
 ) -> None:
     target = tmp_path / "out.svg"
     given = ["schedule", "--stages", "4", "--accumulation", "6", "--out", str(target)]
-    assert cli.main(given) == 1
+    assert cli.main(given) == 2
     assert capsys.readouterr().err == (
-        "gpusim schedule: For pipelining, depth (gradient accumulation factor) must equal at least "
-        "the number of pipeline stages (7)\n"
+        "gpusim schedule: --accumulation 6: For pipelining, depth (gradient accumulation factor) "
+        "must equal at least the number of pipeline stages (7)\n"
     )
     assert not target.exists()
 

@@ -416,7 +416,8 @@ def test_progress_on_a_terminal(
         assert line.startswith(f"0:0{line[3]}  {number} calls, now {operation} of rank ")
         assert len(line) < 60
     assert " at train.py:5" in shown[0]
-    remains = re.sub(r"[^\n\r]*\r\x1b\[K", "", written).splitlines()
+    begun, *remains = re.sub(r"[^\n\r]*\r\x1b\[K", "", written).splitlines()
+    assert begun.endswith("train.py on 2 ranks, processes, in turns; sums: linear")
     ranks = [1] if options[:1] == ["--only-rank"] else [0, 1]
     tags = ["" if len(ranks) == 1 else f"[rank{rank}]: " for rank in ranks]
     assert sorted(remains) == sorted(f"{tag}step {n}" for tag in tags for n in range(3))
@@ -508,7 +509,7 @@ def test_a_record_that_cannot_be_written(
     train = script(tmp_path, "print('begun')")
     for option in ("--record", "--trace"):
         nowhere = tmp_path / "none" / "calls" if option == "--record" else tmp_path
-        assert main(["torchrun", option, str(nowhere), train]) == 1
+        assert main(["torchrun", option, str(nowhere), train]) == 2
         shown = capsys.readouterr()
         assert str(nowhere) in shown.err
         assert shown.out == ""
@@ -759,7 +760,7 @@ def test_a_record_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert kept == [[True] * 4, [False, True, True, False]]
     capsys.readouterr()
     lines = ["torchrun", "--record", str(tmp_path / "calls.jsonl"), "--arrays", "all", train]
-    assert main(lines) == 1
+    assert main(lines) == 2
     assert "--arrays needs --record with a folder" in capsys.readouterr().err
     for bad in (["--limit", "2 parsecs"], ["--arrays", "9-3"]):
         with pytest.raises(SystemExit) as ended:

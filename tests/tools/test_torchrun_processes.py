@@ -115,7 +115,7 @@ def test_state_of_modules_belongs_to_the_rank(
 
 def test_instances_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script(tmp_path, "")
-    assert main(["torchrun", "--instances", "3", "--nproc-per-node", "4", path]) != 0
+    assert main(["torchrun", "--instances", "3", "--nproc-per-node", "4", path]) == 2
     said = "--instances 3: this command runs as 1 instance; start it by mpirun -n 3 gpusim"
     assert said in capsys.readouterr().err
 

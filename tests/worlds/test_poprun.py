@@ -546,7 +546,7 @@ def test_too_few_simulated_ipus_are_said(
 def test_a_program_that_cannot_run_is_said_before_it_starts(
     program: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([program]) == 1
+    assert main([program]) == 2
     assert message in capsys.readouterr().err
 
 

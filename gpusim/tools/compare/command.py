@@ -1,6 +1,7 @@
 """`gpusim compare` and `gpusim invariant`.
 
-Exit codes: 0 if the runs are equal, 1 if they differ, 2 for invalid arguments or after a failure.
+Exit codes: 0 if the runs are equal, 1 if they differ, 2 for wrong usage or after a failure: 1 says
+that there is a difference, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpusim.optional import require
-from gpusim.tools.arguments import call_range, whole_number
-from gpusim.tools.options import reduction_of
+from gpusim.tools.options import (
+    UsageError,
+    add_counts,
+    add_json,
+    add_page,
+    add_picture,
+    add_program,
+    add_record,
+    add_reduction,
+    check_folder,
+    check_outputs,
+    counts,
+)
 
 __all__ = ["add"]
 
@@ -41,10 +54,10 @@ def add(commands: Any) -> None:
     )
     compare.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="two records")
     compare.add_argument("--replay", type=Path, metavar="RUN", help=REPLAY)
-    compare.add_argument("--reduction", metavar="TEXT", help="with --replay: as gpusim torchrun's")
-    compare.add_argument("--html", type=Path, metavar="FILE", help="write a page")
-    compare.add_argument("--picture", type=Path, metavar="FILE", help="write the picture")
-    compare.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_reduction(compare, default=None, more="; with --replay")
+    add_page(compare, "--html")
+    add_picture(compare)
+    add_json(compare)
     compare.add_argument(
         "--no-folds", action="store_true", help="do not look for the folds behind the results"
     )
@@ -52,33 +65,24 @@ def add(commands: Any) -> None:
 
     invariant = commands.add_parser(
         "invariant",
-        usage="gpusim invariant [OPTIONS] SCRIPT ...",
+        usage="gpusim invariant [OPTIONS] [-m] SCRIPT ...",
         help="whether a script's results are the same bits on all numbers of ranks",
         description=INVARIANT,
     )
-    invariant.add_argument(
+    add_counts(
+        invariant,
         "--ranks",
-        type=_ranks,
+        what="the first is compared with each other one",
         default="1,2,4,8",
-        metavar="N,N,...",
-        help="numbers of ranks; the first is compared with each other one (default: %(default)s)",
+        type=counts(1, fewest=2),
     )
-    invariant.add_argument("--reduction", metavar="TEXT", help="as gpusim torchrun's")
-    invariant.add_argument(
-        "--arrays", type=call_range, metavar="CALLS", help="as gpusim torchrun's, for amounts"
+    add_reduction(invariant)
+    add_record(
+        invariant, "--keep", note="; of this command a folder, made if missing, with one for each"
     )
-    invariant.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the records here")
-    invariant.add_argument("--json", action="store_true", help="print JSON instead of text")
-    invariant.add_argument("script", metavar="SCRIPT", help="the training script")
-    invariant.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    add_json(invariant)
+    add_program(invariant, "training script")
     invariant.set_defaults(run=run_invariant, failure=2)
-
-
-def _ranks(text: str) -> list[int]:
-    found = [whole_number(1)(word) for word in text.split(",")]
-    if len(found) < 2 or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"expected different numbers, such as 1,2,4; got {text!r}")
-    return found
 
 
 def run_compare(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -93,8 +97,7 @@ def run_compare(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         parser.error("expected two records, or --replay RUN --reduction TEXT")
     if options.replay is not None and (options.runs or options.reduction is None):
         parser.error("--replay: expected --reduction TEXT, and no other record")
-    if options.picture is not None:
-        figures.check_suffix(options.picture)
+    check_outputs(options)
     if options.replay is not None:
         comparison = replay(read(options.replay), options.reduction)
     else:
@@ -104,8 +107,8 @@ def run_compare(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         print(json.dumps(comparison.record(), indent=1))
     else:
         report.print_text(comparison)
-    if options.html is not None:
-        report.write(comparison, options.html)
+    if options.page is not None:
+        report.write(comparison, options.page)
     if options.picture is not None:
         with report.drawn(comparison) as figure:
             figures.write(figure, options.picture)
@@ -119,25 +122,21 @@ def run_invariant(options: argparse.Namespace) -> int:
     from gpusim.tools.compare.runs import read
 
     require("gpusim invariant needs", "torch")
-    reduction_of(options)  # an error here, and not of each run
-    if not Path(options.script).exists():
+    record: Path | None = options.record
+    if record is not None:
+        if record.suffix == ".jsonl":
+            raise UsageError(f"--record {record}: expected a folder, not FILE.jsonl")
+        check_folder("--record", record)
+    if not options.module and not Path(options.script).exists():
         raise FileNotFoundError(f"{options.script}: there is no such file")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if options.keep is None else options.keep
+        folder = Path(scratch) if record is None else record
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"ranks-{ranks}" for ranks in options.ranks]
         for ranks, path in zip(options.ranks, paths, strict=True):
-            command = [sys.executable, "-m", "gpusim", "torchrun", f"--nproc-per-node={ranks}"]
-            if options.reduction is not None:
-                command += ["--reduction", options.reduction]
-            if options.arrays is not None:
-                chosen = options.arrays
-                whole = chosen.stop == sys.maxsize
-                command += ["--arrays", "all" if whole else f"{chosen[0]}-{chosen[-1]}"]
-            command += ["--record", str(path), options.script, *options.arguments]
             print(f"running on {ranks} ranks ...", file=sys.stderr)
             done = subprocess.run(
-                command,
+                command_of(options, ranks, path),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -147,11 +146,25 @@ def run_invariant(options: argparse.Namespace) -> int:
                 print(done.stdout, file=sys.stderr)
                 raise ValueError(f"the script failed on {ranks} ranks")
         first, *others = [read(path) for path in paths]
-        found = [compare(first, other) for other in others]
+        comparisons = [compare(first, other) for other in others]
         if options.json:
-            print(json.dumps([comparison.record() for comparison in found], indent=1))
-        for comparison in found if not options.json else ():
+            print(json.dumps([comparison.record() for comparison in comparisons], indent=1))
+        for comparison in comparisons if not options.json else ():
             print(f"{first.ranks} and {comparison.b.ranks} ranks")
             for sentence in report.sentences(comparison):
                 print(f"  {sentence}")
-    return 0 if all(comparison.verdict is None for comparison in found) else 1
+    return 0 if all(comparison.verdict is None for comparison in comparisons) else 1
+
+
+def command_of(options: argparse.Namespace, ranks: int, path: Path) -> Sequence[str]:
+    """The command that runs the script of `gpusim invariant` on this number of ranks."""
+    command = [sys.executable, "-m", "gpusim", "torchrun", f"--nproc-per-node={ranks}"]
+    if options.reduction is not None:
+        command += ["--reduction", options.reduction]
+    if options.arrays is not None:
+        chosen: range = options.arrays
+        whole = chosen.stop == sys.maxsize
+        command += ["--arrays", "all" if whole else f"{chosen[0]}-{chosen[-1]}"]
+        command += ["--limit", f"{options.limit}B"]
+    command += ["--record", str(path), *["-m"] * options.module]
+    return [*command, options.script, *options.arguments]

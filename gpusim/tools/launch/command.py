@@ -1,7 +1,8 @@
 """The command `poprun`, with PopRun's arguments.
 
-Its exit code is that of the first instance that failed, or 128 + N if signal N killed it; 1 if the
-program could not be started; 2 for invalid arguments; 128 + N if signal N stopped poprun itself.
+Its exit code is that of the first instance that failed, or 128 + N if signal N killed it; 1 without
+an mpirun; 2 for wrong usage, a program that is not there among it; 128 + N if signal N stopped
+poprun itself.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from functools import partial
 import gpusim
 from gpusim.devices.command import complain
 from gpusim.devices.table import DEFAULT_IPUS, MOST_IPUS, Table
-from gpusim.tools.cli import whole_number
 from gpusim.tools.launch import mpirun
 from gpusim.tools.launch.layout import LaunchLayout, hosts_of, lay_out
 from gpusim.tools.launch.supervise import supervise
+from gpusim.tools.options import WRONG, whole_number
 
 __all__ = ["main"]
 
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not hosts:
             check_executable(program[0])
+    except OSError as error:
+        complain(PROGRAM, error)
+        return WRONG
+    try:
         executable = mpirun.find()
     except OSError as error:
         complain(PROGRAM, error)

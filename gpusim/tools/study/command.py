@@ -6,13 +6,28 @@ Exit code 2: the arguments, or a file that they name, are invalid; nothing was c
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gpusim.tools.options import (
+    STDOUT,
+    UsageError,
+    add_count,
+    add_counts,
+    add_csv,
+    add_epochs,
+    add_json,
+    add_page,
+    add_picture,
+    add_reduction,
+    add_seed,
+    check_outputs,
+    integer,
+)
 
 if TYPE_CHECKING:
     from gpusim.tools.study.sweeping import Sweep
@@ -96,21 +111,21 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help="which of a file's arrays; a pattern such as '*' gives each that matches its own rows",
     )
     about_input.add_argument(
-        "--elements", type=int, metavar="N", help="sum the first N elements only"
+        "--elements", type=integer, metavar="N", help="sum the first N elements only"
     )
     about_input.add_argument(
         "--scale", type=float, metavar="S", help="multiply values by S before they are rounded"
     )
     about_input.add_argument(
         "--epoch",
-        type=int,
+        type=integer,
         default=5,
         metavar="N",
         help="take gradients after N epochs of training (default: %(default)s)",
     )
     about_input.add_argument(
         "--input-seed",
-        type=int,
+        type=integer,
         default=0,
         metavar="S",
         help="seed distributions and the network (default: %(default)s)",
@@ -138,23 +153,25 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         ("op", "sum", "sum, mean (default: %(default)s)"),
         ("wire", None, "what is sent is rounded: none, bfloat16, int8:amax:64@ends, mx:..."),
         ("hierarchy", None, "replicas of a group, and the order across: none, 8, 8:tree"),
-        (
-            "reduction",
-            None,
-            "whole reductions instead of these, as gpusim torchrun's --reduction: "
-            "'ring accumulate=float32,gloo-ring'",
-        ),
-        (
-            "replicas",
-            None,
-            "numbers of replicas (default: 2..1024, as far as the input has them, and integers "
-            "have room)",
-        ),
         ("seeds", "0..7", "seeds of stochastic rounding (default: %(default)s)"),
     ):
         settings.add_argument(f"--{name}", default=default, metavar="LIST", help=text)
+    add_reduction(
+        settings,
+        default=None,
+        more="; a list, in place of the options above: 'ring accumulate=float32,gloo-ring'",
+        several=True,
+    )
+    add_counts(
+        settings,
+        "--replicas",
+        what="of the sums",
+        default=None,
+        type=None,
+        shown="2..1024, as far as the input has them, and integers have room",
+    )
     settings.add_argument(
-        "--threads", type=int, metavar="N", help="fold N at a time (default: a core each)"
+        "--threads", type=integer, metavar="N", help="fold N at a time (default: a core each)"
     )
 
     outputs = parser.add_argument_group("the outputs")
@@ -170,14 +187,14 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "--metric",
         default="relative_error",
         metavar="NAME",
-        help="the figure that --plot shows: relative_error, input_error, max_ulp, bias, cosine, "
+        help="the figure that --picture shows: relative_error, input_error, max_ulp, bias, cosine, "
         "error_p50, error_p99, sign_flips, correct, overflowed, ... (default: %(default)s)",
     )
     outputs.add_argument(
         "--against",
         default="replicas",
         choices=("replicas", "bytes"),
-        help="what --plot shows it against: replicas, or the bytes that each sends "
+        help="what --picture shows it against: replicas, or the bytes that each sends "
         "(default: %(default)s)",
     )
     outputs.add_argument(
@@ -188,10 +205,10 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_outputs(group: Any) -> None:
-    group.add_argument("--csv", type=Path, metavar="FILE", help="write the table")
-    group.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    group.add_argument("--plot", type=Path, metavar="FILE", help="draw .png, .svg or .pdf")
-    group.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page")
+    add_csv(group)
+    add_json(group, file=True)
+    add_picture(group, "--plot")
+    add_page(group, "--report")
 
 
 def _add_train(kinds: Any) -> argparse.ArgumentParser:
@@ -217,19 +234,16 @@ def _add_train(kinds: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="put gradients in the format; without --weights, only them",
     )
-    for name, default, kind, text in (
-        ("replicas", 8, int, "how many replicas train"),
-        ("epochs", 60, int, "passes over the training images"),
-        ("rate", 0.005, float, "learning rate"),
-        ("seed", 0, int, "seeds weights, images and rounding"),
-    ):
-        train.add_argument(
-            f"--{name}",
-            type=kind,
-            default=default,
-            metavar=name[0].upper(),
-            help=f"{text} (default: %(default)s)",
-        )
+    add_count(train, "--replicas", default=8, what="how many replicas train")
+    add_epochs(train, default=60)
+    train.add_argument(
+        "--rate",
+        type=float,
+        default=0.005,
+        metavar="R",
+        help="learning rate (default: %(default)s)",
+    )
+    add_seed(train, "weights, images and rounding")
     _add_outputs(train)
     return train
 
@@ -242,9 +256,11 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
     store = arguments.store or STORE
     try:
-        _check_outputs(arguments)
-        if arguments.against != "replicas" and arguments.plot is None:
-            raise ValueError(f"--against {arguments.against}: expected --plot, which it is for")
+        check_outputs(arguments)
+        if arguments.against != "replicas" and arguments.picture is None:
+            raise UsageError(
+                f"--against {arguments.against}: expected --plot or --picture, which it is for"
+            )
         planned = _plan(arguments)
         if arguments.resume and not store.exists():
             print(f"gpusim study: --resume: no {store}; the sweep begins", file=sys.stderr)
@@ -255,7 +271,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     try:
         with kept:
             study = sweeping.run(planned, kept, threads=arguments.threads, show=True)
-            study.show(_figures(arguments))
+            if arguments.json != STDOUT:
+                study.show(_figures(arguments))
             _write(study, arguments, metric=arguments.metric, against=arguments.against)
     except ValueError as error:  # a value of the input, found on the way
         return _refused(error)
@@ -277,7 +294,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
     both = arguments.weights == arguments.gradients
     try:
-        _check_outputs(arguments)
+        check_outputs(arguments)
         formats = arguments.formats or training.FORMATS
         found = training.train(
             formats,
@@ -291,7 +308,8 @@ def run_train(arguments: argparse.Namespace) -> int:
         )
     except (ValueError, TypeError, OSError) as error:
         return _refused(error)
-    found.show()
+    if arguments.json != STDOUT:
+        found.show()
     _write(found, arguments)
     return 0
 
@@ -338,40 +356,17 @@ def _figures(arguments: argparse.Namespace) -> list[str] | None:
     return None if arguments.figures is None else items(arguments.figures)
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Errors now that would otherwise come after all the work."""
-    from gpusim.figures import check_suffix
-    from gpusim.optional import require
-
-    if arguments.plot is not None:
-        check_suffix(arguments.plot)
-    for path in (arguments.csv, arguments.json, arguments.plot, arguments.report):
-        if path is not None:
-            _check_target(path)
-    if arguments.plot is not None or arguments.report is not None:
-        require("pictures need", "matplotlib")
-
-
-def _check_target(path: Path) -> None:
-    """OSError now if a file could not be written later."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, expected a file")
-    folder = path.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{path}: the folder {folder} cannot be written")
-
-
 def _write(study: Any, arguments: argparse.Namespace, **plotted: str) -> None:
     """Write the files that the arguments name; `plotted` are options of the picture."""
     for path, make, options in (
         (arguments.csv, study.to_csv, {}),
         (arguments.json, study.to_json, {}),
-        (arguments.plot, study.plot, plotted),
-        (arguments.report, study.report, {}),
+        (arguments.picture, study.plot, plotted),
+        (arguments.page, study.report, {}),
     ):
-        if path is not None:
+        if path == STDOUT and make == study.to_json:
+            print(study.json_text(), end="")
+        elif path is not None:
             print(f"wrote {make(path, **options)}", file=sys.stderr)
 
 

@@ -133,8 +133,8 @@ class Study:
             rows.writerows([_without_nan(record, "") for record in records])
         return Path(path)
 
-    def to_json(self, path: str | PathLike[str]) -> Path:
-        """Write everything: the input, the rows, and each seed's measurement. Returns the path."""
+    def json_text(self) -> str:
+        """Everything as JSON: the input, the rows, and each seed's measurement."""
         each = [
             {
                 "tensor": m.tensor,
@@ -152,9 +152,12 @@ class Study:
             "rows": [_without_nan(row.record) for row in self.rows],
             "measurements": [_without_nan(record) for record in each],
         }
+        return json.dumps(answer, indent=1, allow_nan=False) + "\n"
+
+    def to_json(self, path: str | PathLike[str]) -> Path:
+        """Write `json_text`. Returns the path."""
         with atomic_write(path) as file:
-            json.dump(answer, file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(self.json_text())
         return Path(path)
 
     def plot(

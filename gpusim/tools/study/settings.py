@@ -483,7 +483,8 @@ def items(given: Any) -> list[Any]:
 def whole_numbers(name: str, given: Any, least: int, *, doubling: bool = False) -> list[int]:
     """Distinct integers of at least `least`, from a list, an integer, or a string.
 
-    In a string, "a..b" are all integers from a to b, or, if `doubling`, those that doubling gives.
+    In a string, "a..b" are all integers from a to b, or, if `doubling`, those that doubling gives;
+    "a-b" are all.
     **Raises**: ValueError for others, and for none.
 
     >>> whole_numbers("replicas", "3,8..64", 1, doubling=True), whole_numbers("seeds", "0..3", 0)
@@ -506,13 +507,13 @@ MOST = 1_000_000
 
 
 def _between(name: str, given: str, doubling: bool) -> Iterable[int]:
-    ends = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", given)
+    ends = re.fullmatch(r"(\d+)(?:(\.\.|-)(\d+))?", given)
     if ends is None:
         raise ValueError(f"{name}: {given!r} given, expected a number or a range")
-    low, high = int(ends[1]), int(ends[2] or ends[1])
+    low, high = int(ends[1]), int(ends[3] or ends[1])
     if low > high:
         raise ValueError(f"{name}: {given!r} given, expected a range that rises")
-    if doubling:
+    if doubling and ends[2] != "-":
         return [low << n for n in range(max(1, high // max(low, 1)).bit_length())]
     if high - low >= MOST:
         raise ValueError(f"{name}: {given} are more than {MOST:,}")

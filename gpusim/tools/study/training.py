@@ -153,8 +153,8 @@ class Training:
             rows.writerows(self.table)
         return Path(path)
 
-    def to_json(self, path: str | PathLike[str]) -> Path:
-        """Write every epoch's figures. Returns the path."""
+    def json_text(self) -> str:
+        """Every epoch's figures as JSON."""
         runs = [
             {
                 "format": run.format.dtype.name,
@@ -167,8 +167,12 @@ class Training:
             for run, way in zip(self.runs, self.ways, strict=True)
         ]
         text = json.dumps({**self.about, "runs": runs}, indent=1)
+        return re.sub(r"\bNaN\b", "null", text) + "\n"
+
+    def to_json(self, path: str | PathLike[str]) -> Path:
+        """Write `json_text`. Returns the path."""
         with atomic_write(path) as file:
-            file.write(re.sub(r"\bNaN\b", "null", text) + "\n")
+            file.write(self.json_text())
         return Path(path)
 
     def plot(self, path: str | PathLike[str]) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from gpusim.tools.options import UsageError, add_counts, add_json, counts, split_names
 
 __all__ = ["add"]
 
@@ -45,11 +46,9 @@ def add(commands: Any) -> None:
     check.add_argument(
         "twins", nargs="*", metavar="TWIN", help="only these twins (default: all; see --list)"
     )
+    add_counts(check, "--ranks", what="of each engine", default="2-8", type=counts(2))
     check.add_argument(
-        "--ranks", default="2-8", type=_ranks, metavar="A-B", help="ranks (default: %(default)s)"
-    )
-    check.add_argument(
-        "--dtype", action="append", metavar="TYPE", help="only this type; may be repeated"
+        "--dtype", action="append", metavar="LIST", help="only these types; may be repeated"
     )
     check.add_argument(
         "--python",
@@ -62,7 +61,7 @@ def add(commands: Any) -> None:
         "--brief", action="store_true", help="fewer sizes: not those where a fold changes"
     )
     form = check.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(form)
     form.add_argument(
         "--markdown", action="store_true", help="print the table of the documentation"
     )
@@ -76,24 +75,13 @@ def add(commands: Any) -> None:
     infer.add_argument(
         "--dtype", metavar="TYPE", help="the type of values stored as raw bytes, such as bfloat16"
     )
-    infer.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(infer)
     infer.set_defaults(run=run_infer)
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
     parser.print_help(sys.stderr)
     return 2
-
-
-def _ranks(text: str) -> Sequence[int]:
-    first, _, last = text.partition("-")
-    try:
-        found = range(int(first), int(last or first) + 1)
-    except ValueError:
-        found = range(0)
-    if not found or found[0] < 2:
-        raise argparse.ArgumentTypeError(f"expected a number from 2, or a range 2-8; got {text!r}")
-    return found
 
 
 def run_check(arguments: argparse.Namespace) -> int:
@@ -106,7 +94,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     known = TWINS | SETTINGS
     for name in arguments.twins:
         if name not in known:
-            raise ValueError(f"{name!r}: expected one of {', '.join(known)}")
+            raise UsageError(f"{name!r}: expected one of {', '.join(known)}")
     twins = arguments.twins or list(known)
     if arguments.list:
         report.twins(twins)
@@ -122,7 +110,7 @@ def run_check(arguments: argparse.Namespace) -> int:
                 engine,
                 twins=twins,
                 ranks=arguments.ranks,
-                dtypes=arguments.dtype,
+                dtypes=split_names(arguments.dtype),
                 brief=arguments.brief,
             )
         except EngineFailed as error:  # the others may answer
