@@ -35,7 +35,7 @@ SLOTS: list[tuple[Make, set[str]]] = [
     (lambda p, **k: optim.SGD(p, lr=0.1, momentum=0.0, **k), {"Accl1"}),  # it may change
     (lambda p, **k: optim.Adam(p, **k), {"Accl1", "Accl2", "Step"}),
     (lambda p, **k: optim.AdamW(p, **k), {"Accl1", "Accl2", "Step"}),
-    (lambda p, **k: optim.AdamW(p, bias_correction=False, **k), {"Accl1", "Accl2"}),
+    (lambda p, **k: optim.AdamW(p, bias_correction=False, **k), {"Accl1", "Accl2", "Step"}),
     (lambda p, **k: optim.RMSprop(p, **k), {"Accl1"}),
     (lambda p, **k: optim.RMSprop(p, centered=True, **k), {"Accl1", "Accl2"}),
     (lambda p, **k: optim.RMSprop(p, momentum=0.9, **k), {"Accl1", "Accl3"}),

@@ -66,7 +66,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
     **Arguments**
 
     - `params`, `lr`, `betas`, `eps`, `weight_decay`: torch.optim.AdamW's.
-    - `bias_correction`: whether the moments are corrected for having started at zero; True.
+    - `bias_correction`: False has no effect but a warning in the log: the moments are corrected
+      for having started at zero, as PopTorch's compiler and torch's `step` do.
     - The others: those of `Adam`.
 
     **Raises**: AssertionError for accumulation types other than torch.float16 and torch.float32.
@@ -239,10 +240,9 @@ class AdamRule(Moments):
     def __init__(
         self,
         types: tuple[torch.dtype, torch.dtype],
-        bias_correction: bool = True,
         decoupled: bool = False,
     ) -> None:
-        super().__init__(types, bias_correction)
+        super().__init__(types, bias_correction=True)
         self.decoupled = decoupled
 
     def update(self, batch: Batch) -> None:
