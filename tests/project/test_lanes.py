@@ -13,7 +13,7 @@ import pytest
 from tests.__main__ import PARTS, select
 from tests.oracles import budget, progress
 from tests.oracles.budget import AREAS, FORKS, LANES, ROOT, SHARES
-from tests.project.test_layering import WING
+from tests.project.test_ipu_wing import WING
 
 NAMES = [f"tests/maps/test_x.py::test_a[{case}]" for case in range(10)]
 NAMES += [f"tests/devices/test_y.py::test_b[{case}]" for case in range(5)]
