@@ -5,7 +5,7 @@
 - `attach`: exclusive use, with waiting. `connection`: when an owner attaches. `holders`: the
   processes that are attached. `locks`: the lock files.
 - `gc_info`, `gc_monitor`: the commands, with `command` in common. `attributes`: what they print.
-- `host`: this machine's hardware. `probes`: drivers, asked in other processes.
+- `host`: this machine's hardware.
 """
 
 from __future__ import annotations

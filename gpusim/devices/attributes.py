@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusim.devices import probes
 from gpusim.devices.holders import Holder
 from gpusim.devices.host import host_attributes
 from gpusim.devices.placement import Gpu, gpus, normal_pci_id, place
 from gpusim.devices.table import PARTITION, Ipu
+from gpusim.runtime import probes
 
 __all__ = ["ARCHITECTURE", "IPU_VERSION", "KEYS", "UNKNOWN", "Hardware", "attributes", "inspect"]
 

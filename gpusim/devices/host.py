@@ -5,11 +5,12 @@ Linux's /proc and /sys are read. Elsewhere most of it is unknown.
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
-__all__ = ["host_attributes", "memory_bytes"]
+from gpusim.runtime.probes import memory_bytes
+
+__all__ = ["host_attributes"]
 
 PROC = Path("/proc")
 THERMAL = Path("/sys/class/thermal")
@@ -26,14 +27,6 @@ def host_attributes() -> dict[str, str]:
         "memory used (bytes)": memory_used(),
     }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def memory_used() -> str | None:

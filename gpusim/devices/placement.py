@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpusim.devices import probes
 from gpusim.devices.table import Ipu
+from gpusim.runtime import probes
 
 __all__ = ["Gpu", "Placement", "gpus", "normal_pci_id", "place"]
 
@@ -38,10 +38,7 @@ def place(ipu: Ipu | int, gpus: int) -> Placement:
     number = ipu.id if isinstance(ipu, Ipu) else ipu
     if number < 0 or gpus < 0:
         raise ValueError(f"ipu={number}, gpus={gpus}: expected numbers of at least 0")
-    if gpus == 0:
-        return Placement(None, number)
-    slot, gpu = divmod(number, gpus)
-    return Placement(gpu, slot)
+    return Placement(Ipu(number).gpu_of(gpus), number // max(1, gpus))
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,14 @@ class Ipu:
         """Its number in its IPU-Machine, which counts down: ids 0, 1, 2, 3 are IPU# 3, 2, 1, 0."""
         return IPUS_PER_MACHINE - 1 - self.id % IPUS_PER_MACHINE
 
+    def gpu_of(self, gpus: int) -> int | None:
+        """The GPU that simulates it, of this many; None, the host, without GPUs. pmap asks.
+
+        >>> Ipu(5).gpu_of(2), Ipu(5).gpu_of(0)
+        (1, None)
+        """
+        return self.id % gpus if gpus else None
+
 
 @dataclass(frozen=True)
 class Device:

@@ -49,7 +49,10 @@ def check_devices(devices: Any) -> None:
         raise ValueError("pmap devices is empty: it must be None or name at least one device")
     for device in devices:
         if not (
-            _is_host(device) or _is_number(device) or hasattr(device, "gpu") or _is_ipu(device)
+            _is_host(device)
+            or _is_number(device)
+            or hasattr(device, "gpu")
+            or hasattr(device, "gpu_of")
         ):
             raise ValueError(
                 f"pmap devices has {device!r}; expected 'cpu', 'host', the number of a GPU, or a "
@@ -64,10 +67,6 @@ def _is_host(device: Any) -> bool:
 def _is_number(device: Any) -> bool:
     number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
     return number and bool(device >= 0)
-
-
-def _is_ipu(device: Any) -> bool:
-    return type(device).__name__ == "Ipu" and hasattr(device, "machine")
 
 
 def gpus_of_replicas(
@@ -96,11 +95,9 @@ def _gpu_of(device: Any) -> int | None:
     if _is_host(device):
         return None
     gpus = _gpus()
-    if _is_ipu(device):
-        from ..devices import place
-
-        return place(device, gpus).gpu
-    number = int(device) if _is_number(device) else device.gpu
+    number = int(device) if _is_number(device) else None
+    if number is None:  # a device that is simulated on a GPU names it
+        number = device.gpu_of(gpus) if hasattr(device, "gpu_of") else device.gpu
     if number is not None and number >= gpus:
         raise ValueError(f"pmap devices has GPU {number}, but there are {gpus} GPUs")
     return number

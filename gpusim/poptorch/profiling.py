@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.traces import open_traces
+from gpusim.recording.traces import open_traces
 
 __all__ = ["Channel"]
 

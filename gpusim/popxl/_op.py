@@ -113,6 +113,16 @@ class Op:
         return self.debugName()
 
 
+class CallingOp(Op):
+    """An op that calls one graph: programs tell it by its method."""
+
+    def getCalledGraph(self) -> Graph:
+        """The graph that the call or the loop runs."""
+        graph: Graph = self.attributes["graph"]
+        return graph
+
+
+CALLING = ("Call", "Loop", "LoopGrad")
 _CLASSES: dict[str, type[Op]] = {}
 
 
@@ -123,6 +133,7 @@ def op_class(op_type: str) -> type[Op]:
     ('AddOp', True)
     """
     if op_type not in _CLASSES:
-        name = f"{op_type}Op"
-        _CLASSES[op_type] = type(name, (Op,), {"__doc__": f"An op of type {op_type}."})
+        base = CallingOp if op_type in CALLING else Op
+        about = {"__doc__": f"An op of type {op_type}."}
+        _CLASSES[op_type] = type(f"{op_type}Op", (base,), about)
     return _CLASSES[op_type]

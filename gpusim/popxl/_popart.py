@@ -258,13 +258,6 @@ class OpMethods:
         """Whether a tensor is an input."""
         return any(tensor is each for each in self.inputs)
 
-    def getCalledGraph(self: Any) -> Graph:
-        """The graph that a call or a loop runs; popart_exception for other ops."""
-        graph = self.attributes.get("graph")
-        if graph is None:
-            raise popart_exception(f"{self.debugName()} calls no graph")
-        return graph
-
     def getVirtualGraphId(self: Any) -> int:
         """Its IPU."""
         return int(self.ipu)
@@ -436,9 +429,18 @@ class GraphMethods:
         self.ir._mark_changed()
 
     def removeOutput(self: Any, output: int | str) -> None:
-        """Remove an output, by index or id. The tensor stays."""
+        """Remove an output, by index or id. The tensor stays.
+
+        An index past the end removes the last output, as in PopART's vector: programs remove
+        several by the indices that they had before. popart_exception for a negative index, and
+        for one of a graph without outputs.
+        """
         index = output if isinstance(output, int) else self.getOutputIndex(output)
-        del self._outputs[index]
+        if index < 0 or not self._outputs:
+            raise popart_exception(
+                f"removeOutput({output!r}): graph {self.name} has {len(self._outputs)} outputs"
+            )
+        del self._outputs[min(index, len(self._outputs) - 1)]
         self.ir._mark_changed()
 
     def removeIsolatedTensors(self: Any, *_: bool) -> None:

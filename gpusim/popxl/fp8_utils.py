@@ -86,13 +86,15 @@ class CandidateConfig:
         self.exponent_size = dest_ftype.num_exp_bits
         self.mantissa_size = dest_ftype.num_mantissa_bits
         self.fix_exponent_bias = dest_ftype.fix_exponent_bias
-        self.quantisation_error = 2.0 ** (-2 * (dest_ftype.num_mantissa_bits + 1))
+        source = ieee_fp32_no_denorms if src_type == np.float32 else ieee_fp16_denorms
+        # the share that PopXL has for rounding, less than the format's own
+        self.quantisation_error = 2.0 ** (-2 * (source.num_mantissa_bits - self.mantissa_size))
         lowest, highest = find_exponential_range(dest_ftype)
-        source, last = find_exponential_range(src_ftype)
+        first, last = find_exponential_range(src_ftype)
         self.format_span = highest - lowest + 1
         #: where in the source's powers the format's least number lies, for the first and last scale
-        self.min_src_exp_index = max(0, lowest + min_scaling_bias - source)
-        self.max_src_exp_index = min(lowest + max_scaling_bias - source, last - source)
+        self.min_src_exp_index = max(0, lowest + min_scaling_bias - first)
+        self.max_src_exp_index = min(lowest + max_scaling_bias - first, last - first)
         self.num_exp_src = self.max_src_exp_index - self.min_src_exp_index + 1
 
 
@@ -104,19 +106,25 @@ def calculate_metric_mse(
 ) -> tuple[float, int]:
     """The least mean squared error, and its scaling bias; the middle one of several.
 
-    Numbers below the format's range become zero, and those above it the greatest number. Those
-    within are rounded to its mantissa.
+    Numbers below the format's range, and those above it, are lost; those within are rounded. The
+    terms are added in PopXL's order: which errors are equal depends on it.
     """
-    powers = np.asarray(limits, np.float64)
-    weights = np.asarray(histogram, np.float64)[1:]
+    counts = np.asarray(histogram, np.float64)[1:]
+    used = np.flatnonzero(counts).tolist()
     errors = []
-    for start in src_bias_starting_indices:
-        end = min(start + candidate.format_span, len(powers))
-        loss = np.ones(len(powers))
-        loss[start:end] = candidate.quantisation_error
-        if end < len(powers):
-            loss[end:] = (1 - powers[end - 1] / powers[end:]) ** 2
-        errors.append(float((weights * powers**2 * loss).sum()))
+    for number, start in enumerate(src_bias_starting_indices):
+        end = start + candidate.format_span
+        highest = limits[number + candidate.format_span - 1]  # not the format's greatest number
+        error = (limits[0] / 2) ** 2 if start > 0 else 0.0
+        for index in used:
+            count = float(counts[index])
+            if index < start:
+                error += limits[index] ** 2 * count
+            elif index < end:
+                error += limits[index] ** 2 * count * candidate.quantisation_error
+            else:
+                error += (highest - limits[index]) ** 2 * count
+        errors.append(error)
     least = min(errors)
     best = [index for index, error in enumerate(errors) if error == least]
     return least, best[len(best) // 2] + min_scaling_bias

@@ -18,6 +18,7 @@ elements in C order, little-endian. Each file is written whole, and the oldest a
 to a limit, so that readers find some digests without an array.
 
 - `recorder`: the Recorder. `arrays`: digests, and the files of arrays.
+- `traces`: what ran when, as files of the trace event format.
 - `torch_hook`: the same record of a real torch.distributed program.
 """
 

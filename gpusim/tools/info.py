@@ -15,10 +15,9 @@ from importlib import metadata
 from typing import Any
 
 import gpusim
-from gpusim.devices import probes
-from gpusim.devices.host import memory_bytes
 from gpusim.fallback import kernels
 from gpusim.optional import available
+from gpusim.runtime import probes
 
 __all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]
 
@@ -70,7 +69,7 @@ def survey() -> Survey:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         cores=usable_cores(),
-        memory_bytes=memory_bytes(),
+        memory_bytes=probes.memory_bytes(),
         devices=tuple(driver.get("devices", ())),
         driver=driver.get("cuda"),
         driver_problem=driver.get("problem"),

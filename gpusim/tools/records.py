@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim.recording import RecordedCall, Recorder
+from gpusim.recording.traces import Trace
 from gpusim.tools.outputs import RankOutputs
 from gpusim.tools.tables import print_table
 
@@ -36,8 +37,6 @@ def record_of(
         each = outputs.show_progress if shown else None
         yield Recorder(**record, each=each) if asked else None
         return
-    from gpusim.poptorch.traces import Trace
-
     trace = Trace(options.trace.absolute(), {"unit of ts": "a call of the rank, not a time"})
     rows = [trace.row("ranks", f"rank {rank}") for rank in range(ranks)]
 

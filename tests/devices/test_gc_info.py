@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import gpusim
-from gpusim.devices import Table, attach, attributes, gc_info, gc_monitor, host, locks, probes
+from gpusim.devices import Table, attach, attributes, gc_info, gc_monitor, host, locks
+from gpusim.runtime import probes
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -456,13 +456,82 @@ def classes(x: Tensor) -> Tensor:
         (lambda x: nn.GRU(4, 3, num_layers=2)(x)[0], "Only GRU with 1 layer supported"),
         (lambda x: nn.LSTM(4, 3, bias=False)(x)[0], "LSTM without biases not supported"),
         (lambda x: nn.RNN(4, 3, bidirectional=True)(x)[0], "Bidirectional RNN is not supported"),
+        (lambda x: x[x == 0], "cannot support dynamic output shapes"),
+        (lambda x: x[:, (x[0] == 0).to(torch.uint8)], "cannot support dynamic output shapes"),
+        (lambda x: x[[True] * len(x)], "aten::nonzero are unsupported because the output shape"),
+        (lambda x: x[torch.ones(len(x)).bool(), 1:], "cannot support dynamic output shapes"),
+        (lambda x: x.nonzero(), "cannot support dynamic output shapes"),
+        (lambda x: torch.argwhere(x), "cannot support dynamic output shapes"),
+        (lambda x: torch.where(x > 0)[0], "cannot support dynamic output shapes"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 def test_models_for_ipus_get_the_errors_that_they_got_there(model: Function, message: str) -> None:
     x = torch.zeros(4, 4)
     model(x[:2])
     with pytest.raises(Error, match=message):
         inferred(model, x)
+
+
+def test_masks_may_select_what_is_made_on_the_host_and_where_values_are_written() -> None:
+    def model(x: Tensor) -> Tensor:
+        columns = torch.arange(4)[torch.tensor([True, False, True, True])]
+        own = x.clone()
+        own[x > 2] = 0.0
+        own[:, columns.nonzero()[:, 0]] += 1
+        return own[:, columns] + torch.where(x[:, 1:] > 1, x[:, 1:], 0.0)
+
+    x = torch.arange(16.0).reshape(4, 4)
+    assert torch.equal(inferred(model, x), model(x))
+
+    def mixed(x: Tensor) -> Tensor:
+        place = torch.arange(4)
+        place[0] = x[0, 0].long()  # from here on it is the model's
+        return place[place > 1]
+
+    with pytest.raises(Error, match="cannot support dynamic output shapes"):
+        inferred(mixed, x)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 5), (2, 6, 3, 4)])
+@pytest.mark.parametrize("affine", [False, True])
+def test_groups_of_channels_are_strided_where_popart_is_told(
+    groups: int, shape: tuple[int, ...], affine: bool
+) -> None:
+    """popnn's groupNormStridedChannelGrouping; layer and instance norms do not depend on it."""
+    generator = torch.Generator().manual_seed(1)
+    norm = nn.GroupNorm(groups, 6, affine=affine)
+    if affine:
+        for parameter in norm.parameters():
+            parameter.data = torch.randn(6, generator=generator)
+    x = torch.randn(shape, generator=generator)
+    strided = options()
+    strided._Popart.set("groupNormStridedChannelGrouping", True)
+    expected = torch.empty_like(x)
+    for group in range(groups):
+        own = x[:, group::groups]
+        dims = tuple(range(1, x.dim()))
+        variance, mean = torch.var_mean(own, dims, correction=0, keepdim=True)
+        expected[:, group::groups] = (own - mean) / torch.sqrt(variance + norm.eps)
+    if affine:
+        channels = (6, *[1] * (x.dim() - 2))
+        expected = expected * norm.weight.view(channels) + norm.bias.view(channels)
+    found = inferred(norm, x, how=strided)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
+    same = torch.allclose(inferred(norm, x), expected, atol=1e-4)
+    assert same == (groups in (1, 6))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("numbers", [[1.0, 2.0, 0.0, 1.0], [1, -1, 0, 2]])
+def test_bincount_refuses_floats_and_negative_numbers(numbers: list[Any], replicas: int) -> None:
+    """The errors are torch's, as PopTorch's are not documented."""
+    how = poptorch.Options().replicationFactor(replicas)
+    model = poptorch.inferenceModel(lambda x: torch.bincount(x, minlength=3), how)
+    with pytest.raises((RuntimeError, Error), match="bincount"):
+        model(torch.tensor(numbers))
+    model.destroy()
 
 
 @pytest.mark.parametrize(

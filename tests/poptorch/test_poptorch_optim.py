@@ -120,8 +120,8 @@ class Scalar:
         c1, c2 = (1 - b1**self.count, 1 - b2**self.count) if correct else (1, 1)
         return self.m / c1 / (np.sqrt(self.v / c2) + eps)
 
-    def adamw(self, g: Any, lr: float, wd: float, correct: bool) -> None:
-        step = self.adam(g, 0.9, 0.999, 1e-8, correct)
+    def adamw(self, g: Any, lr: float, wd: float) -> None:
+        step = self.adam(g, 0.9, 0.999, 1e-8, correct=True)
         self.w = self.w - lr * (step + wd * self.w)
 
     def lamb(self, g: Any, lr: float, wd: float, most: float, correct: bool) -> None:
@@ -189,7 +189,7 @@ WRITTEN_OUT: dict[str, tuple[Make, Callable[[Scalar, Any], None]]] = {
     ),
     "adamw, no bias correction": (
         lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1, bias_correction=False),
-        lambda s, g: s.adamw(g, 0.1, 0.1, correct=False),
+        lambda s, g: s.adamw(g, 0.1, 0.1),
     ),
     "lamb": (
         lambda p: optim.LAMB(p, lr=0.1),
@@ -222,6 +222,23 @@ class TestWrittenOut:
 
     def test_groups_of_replicas_are_models_by_themselves(self, case: str) -> None:
         assert_groups_are_models(WRITTEN_OUT[case][0])
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.3])
+def test_adamw_corrects_the_moments_whatever_it_is_told_and_says_so(
+    decay: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As PopTorch's executor and the host's `step` do: they differ by 0.02 otherwise."""
+
+    def make(parameters: Iterable[Any]) -> Any:
+        return optim.AdamW(parameters, lr=0.01, weight_decay=decay, bias_correction=False)
+
+    trained = Trained(make).step(5)
+    assert_same(trained.weights, by_torch(make, 5), **CLOSE)
+    assert_same(trained.step(5).weights, by_torch(make, 10), **CLOSE)
+    trained.updater.set_optimizer(trained.optimizer)
+    [told] = [text for text in caplog.messages if "bias_correction" in text]
+    assert told.startswith("AdamW's bias_correction=False has no effect")
 
 
 def test_a_changed_momentum_reaches_combined_accumulators_one_update_later() -> None:

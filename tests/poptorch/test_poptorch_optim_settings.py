@@ -603,3 +603,39 @@ def test_a_learning_rate_scheduler_works() -> None:
     trained.step()
     steps = gradients(0)["scale"] + 0.5 * gradients(1)["scale"]
     torch.testing.assert_close(trained.weights["scale"], before - steps)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_velocity_scalings_of_groups_are_ignored_without_combined_accumulators(
+    momentum: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def groups(named: Any) -> Any:
+        return [{"params": [parameter]} for parameter in named]
+
+    def make(named: Any) -> Any:
+        return optim.SGD(groups(named), lr=0.1, momentum=momentum, loss_scaling=2.0)
+
+    plain, trained = Trained(make).step(), Trained(make).step()
+    optimizer = trained.optimizer
+    for number, attributes in enumerate(([], ["velocity_scaling"])):
+        optimizer.param_groups[1]["velocity_scaling"] = 4.0 + number
+        optimizer.defaults["velocity_scaling"] = 8.0
+        optimizer.variable_attrs._variable_attributes += attributes
+        trained.updater.set_optimizer(optimizer)
+        assert_equal(trained.step().weights, plain.step().weights)
+    new = make(trained.named.values())
+    new.param_groups[2]["velocity_scaling"] = 0.5
+    trained.updater.set_optimizer(new)
+    assert_equal(trained.step().weights, plain.step().weights)
+    told = [text for text in caplog.messages if "velocity_scaling" in text]
+    assert told and all(text.startswith("Ignoring unexpected ") for text in told)
+
+
+def test_velocity_scalings_of_groups_count_with_combined_accumulators() -> None:
+    def make(named: Any) -> Any:
+        return optim.SGD(named, lr=0.1, momentum=0.9, use_combined_accum=True)
+
+    trained = Trained(make).step()
+    trained.optimizer.param_groups[0]["velocity_scaling"] = 4.0
+    with pytest.raises(poptorch.Error, match="Problem with velocity scalings"):
+        trained.updater.set_optimizer(trained.optimizer)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpusim import poptorch
 from gpusim.poptorch import optim
@@ -18,6 +19,7 @@ from tests.poptorch.optimized import (
     Make,
     Trained,
     assert_equal,
+    assert_same,
     automatic_options,
     gradients,
     model,
@@ -35,7 +37,7 @@ SLOTS: list[tuple[Make, set[str]]] = [
     (lambda p, **k: optim.SGD(p, lr=0.1, momentum=0.0, **k), {"Accl1"}),  # it may change
     (lambda p, **k: optim.Adam(p, **k), {"Accl1", "Accl2", "Step"}),
     (lambda p, **k: optim.AdamW(p, **k), {"Accl1", "Accl2", "Step"}),
-    (lambda p, **k: optim.AdamW(p, bias_correction=False, **k), {"Accl1", "Accl2"}),
+    (lambda p, **k: optim.AdamW(p, bias_correction=False, **k), {"Accl1", "Accl2", "Step"}),
     (lambda p, **k: optim.RMSprop(p, **k), {"Accl1"}),
     (lambda p, **k: optim.RMSprop(p, centered=True, **k), {"Accl1", "Accl2"}),
     (lambda p, **k: optim.RMSprop(p, momentum=0.9, **k), {"Accl1", "Accl3"}),
@@ -287,3 +289,169 @@ def test_updaters_are_made_for_models_of_which_nothing_is_trained() -> None:
     updater.init({})
     updater.apply({}, {})
     assert set(updater.state_dict()["ipu_state"]) == {"lossScaleUpdateFactor"}
+
+
+# ---------------------------------------------------------------- a changed state
+
+
+def variable(make: Make) -> Make:
+    """The optimizer, with all of its attributes variable."""
+
+    def made(parameters: Iterable[Any]) -> Any:
+        optimizer = make(parameters)
+        attributes = optimizer.variable_attrs
+        attributes._variable_attributes = [*attributes._allowed_attributes]
+        return optimizer
+
+    return made
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(("make", "slots"), SLOTS)
+def test_a_changed_state_is_read_back_as_it_is_and_merged_by_the_next_run(
+    make: Make, slots: set[str], complete: bool
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    trained = Trained(variable(make))
+    saved = trained.optimizer.state_dict()
+    deleted: dict[str, tuple[str, Tensor]] = {}
+    for part in ("ipu_param", "ipu_state"):
+        if not complete and saved[part]:
+            deleted[part] = saved[part].popitem()
+        for name, value in saved[part].items():
+            saved[part][name] = torch.randn(value.shape, generator=generator)
+    expected = copy.deepcopy(saved)
+    trained.optimizer.load_state_dict(saved)
+    read = trained.optimizer.state_dict()
+    for part in ("ipu_param", "ipu_state"):
+        assert_equal(read[part], expected[part])
+
+    read = trained.step().optimizer.state_dict()
+    values = expected["ipu_param"] | dict([deleted["ipu_param"]] if not complete else [])
+    assert_equal(read["ipu_param"], values)
+    states = expected["ipu_state"] | dict([deleted["ipu_state"]] if "ipu_state" in deleted else [])
+    assert read["ipu_state"].keys() == states.keys()
+    for name, value in states.items():
+        assert not torch.allclose(read["ipu_state"][name], value)
+    before = {name: weight.clone() for name, weight in trained.weights.items()}
+    trained.updater.set_optimizer(trained.optimizer)  # which has no other values
+    assert_equal(trained.optimizer.state_dict()["ipu_param"], values)
+    assert any(not torch.equal(before[name], trained.step().weights[name]) for name in before)
+
+
+#: Optimizers with values that are exact in float32, other values, and a tolerance.
+CHANGED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], float]] = {
+    "SGD": (optim.SGD, {"lr": 0.5, "weight_decay": 0.25}, {"lr": 0.25, "weight_decay": 0.5}, 1e-6),
+    "momentum": (
+        optim.SGD,
+        {"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25, "dampening": 0.0},
+        {"lr": 0.25, "momentum": 0.75, "weight_decay": 0.5, "dampening": 0.5},
+        1e-6,
+    ),
+    "combined": (
+        lambda p, **k: optim.SGD(p, use_combined_accum=True, **k),
+        {"lr": 0.5, "momentum": 0.5, "velocity_scaling": 2.0},
+        {"lr": 0.25, "momentum": 0.75, "velocity_scaling": 4.0},
+        1e-6,
+    ),
+    "Adam": (
+        optim.Adam,
+        {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.125, "weight_decay": 0.25},
+        {"lr": 0.25, "betas": (0.25, 0.5), "eps": 0.25, "weight_decay": 0.5},
+        0.0,
+    ),
+    "LAMB": (
+        optim.LAMB,
+        {"lr": 0.5, "weight_decay": 0.25, "max_weight_norm": 2.0},
+        {"lr": 0.25, "weight_decay": 0.5, "max_weight_norm": 1.0},
+        0.0,
+    ),
+    "RMSprop": (
+        optim.RMSprop,
+        {"lr": 0.5, "alpha": 0.5, "momentum": 0.25, "eps": 0.5},
+        {"lr": 0.25, "alpha": 0.75, "momentum": 0.5, "eps": 0.25},
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("scaling", [1.0, 4.0])
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_loaded_ipu_param_has_the_effect_of_the_attributes(
+    case: str, scaling: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without changed param_groups; `setOptimizer` with another value ends it."""
+    kind, first, second, tolerance = CHANGED[case]
+
+    def make(parameters: Iterable[Any]) -> Any:
+        return kind(parameters, loss_scaling=2.0, **first)
+
+    expected, trained = Trained(make).step(2), Trained(make).step(2)
+    other = expected.optimizer
+    other.loss_scaling = 2.0 * scaling
+    for name, value in second.items():
+        other.param_groups[0][name] = value
+    expected.updater.set_optimizer(other)
+    state = trained.optimizer.state_dict()
+    state["ipu_param"] = expected.optimizer.state_dict()["ipu_param"]
+    caplog.clear()
+    trained.optimizer.load_state_dict(copy.deepcopy(state))
+    again = copy.deepcopy(trained.optimizer)
+    trained.updater.pull()  # as an executor does before it scales the loss
+    trained.step(3)
+    expected.step(3)
+    assert_same(trained.weights, expected.weights, rtol=tolerance, atol=tolerance)
+    [told] = [text for text in caplog.messages if "loaded ipu_param" in text]
+    assert "___specific___lin.weight=" in told and ("lossScaling" in told) == (scaling != 1)
+    # a copy of the optimizer has it too
+    third = Trained(make).step(2)
+    again.param_groups[0]["params"] = [*third.named.values()]
+    third.updater.set_optimizer(again)
+    third.updater.pull()
+    assert_equal(third.step(3).weights, trained.weights)
+
+    for each in (trained, expected):
+        each.optimizer.param_groups[0].update(first, lr=0.125)
+        each.optimizer.loss_scaling = 2.0
+        each.updater.set_optimizer(each.optimizer)
+    found, right = (each.optimizer.state_dict()["ipu_param"] for each in (trained, expected))
+    assert_equal(found, right)
+
+
+def test_an_ipu_param_that_agrees_changes_no_bit_and_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make(parameters: Iterable[Any]) -> Any:
+        return optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.3, loss_scaling=3.0)
+
+    trained, expected = Trained(make).step(2), Trained(make).step(4)
+    trained.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
+    assert_equal(trained.step(2).weights, expected.weights)
+    assert "ipu_param" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value", "message"),
+    [
+        (optim.Adam, "learningRate___specific___scale", [1.0, 2.0], r"shape \(2,\), expected one"),
+        (optim.Adam, "lossScaling_FLOAT", [0.0], "the loaded loss scaling is 0"),
+        (
+            lambda p, **k: optim.SGD(p, momentum=0.9, nesterov=True, **k),
+            "scaledMomentum2___specific___scale",
+            [0.5],
+            "with nesterov=True they cannot differ",
+        ),
+    ],
+)
+def test_an_ipu_param_that_cannot_be_computed_with_is_refused_and_changes_nothing(
+    make: Any, name: str, value: list[float], message: str
+) -> None:
+    trained = Trained(lambda p: make(p, lr=0.5, loss_scaling=2.0)).step()
+    state = copy.deepcopy(trained.optimizer.state_dict())
+    assert name in state["ipu_param"]
+    state["ipu_param"][name] = torch.tensor(value)
+    before = {parameter: weight.clone() for parameter, weight in trained.weights.items()}
+    trained.optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match=message):
+        trained.step()
+    assert_equal(trained.weights, before)

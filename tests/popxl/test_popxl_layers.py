@@ -159,8 +159,8 @@ def test_ops_know_their_parts() -> None:
     assert exp.hasInput(0) and not exp.hasInput(1) and exp.hasOutput(0) and not store.hasOutput(0)
     assert exp.hasInputTensor(x) and not copy.hasInputTensor(x)
     assert exp.getInputIndexMap() == {0: x} and copy.getOutputIndexMap() == {0: moved}
-    with pytest.raises(popart_exception, match="calls no graph"):
-        exp.getCalledGraph()
+    for op in main._pb_graph.getOpSchedule():
+        assert hasattr(op, "getCalledGraph") == (op in (call, loop)) == bool(op.getCalledGraphs())
     exp.setAvailableMemoryProportion(0.3)
     exp.setUseFullyConnectedPass(False)
     exp.setConvOptions({"partialsType": "half"})
@@ -241,6 +241,28 @@ def test_graphs_know_their_inputs_and_outputs_by_id_and_index() -> None:
         pb.eraseOp(-1)
     pb.removeOutput(0)
     assert [t.name for t in graph.outputs] == ["add_out"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "left"),
+    [([0, 1, 2, 3], []), ([1, 3], [0, 2]), ([0, 3], [1, 2]), ([2, 3, 7], [0]), ([4], [0, 1, 2])],
+)
+def test_an_index_past_the_end_removes_the_last_output(indices: list[int], left: list[int]) -> None:
+    graph = popxl.Ir().create_graph(lambda a, b: (a * b, a + b, a - b, b), VECTOR, VECTOR)
+    outputs = list(graph.outputs)
+    for index in indices:
+        graph._pb_graph.removeOutput(index)
+    assert list(graph.outputs) == [outputs[index] for index in left]
+
+
+def test_outputs_that_are_not_there_are_not_removed() -> None:
+    graph = popxl.Ir().create_graph(lambda a: (a, a * a), VECTOR)
+    with pytest.raises(popart_exception, match=r"removeOutput\(-1\): graph .* has 2 outputs"):
+        graph._pb_graph.removeOutput(-1)
+    for _ in range(2):
+        graph._pb_graph.removeOutput(0)
+    with pytest.raises(popart_exception, match=r"removeOutput\(0\): graph .* has 0 outputs"):
+        graph._pb_graph.removeOutput(0)
 
 
 def test_orders_are_inserted_and_taken_back() -> None:

@@ -380,6 +380,19 @@ def test_the_scale_of_least_error_keeps_numbers_in_range(float8, power):
     assert error(scale) <= 2 * min(each for each in every if not np.isnan(each))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_scale_is_0_where_the_numbers_fill_the_format(dtype):
+    for ends, float8 in (([0.00098, 240], FLOAT8[0]), ([2**-17, 57344], FLOAT8[1])):
+        given = np.array(ends).astype(dtype)
+        assert fp8_utils.host_fp8_mse_scale(given, float8)[1] == 0
+        assert fp8_utils.host_fp8_mse_scale(given * dtype(0.5), float8)[1] in (0, 1)
+    source = fp8_utils.ieee_fp16_denorms if dtype is np.float16 else fp8_utils.ieee_fp32_no_denorms
+    candidate = fp8_utils.CandidateConfig(
+        FLOAT8[1], fp8_utils.ieee_fp32_no_denorms, fp8_utils.float8_152_def, dtype
+    )
+    assert candidate.quantisation_error == 4.0 ** (2 - source.num_mantissa_bits)
+
+
 def test_casts_round_to_zero_and_pass_gradients_on():
     popxl_cases.check(
         Case("cast there and back", lambda t: ops.cast(ops.cast(t, popxl.float16), SINGLE),

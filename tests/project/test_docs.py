@@ -52,6 +52,18 @@ def test_links_point_to_files_that_exist(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_pages_of_ipu_interfaces_are_the_last_section() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    sections = [section.split("\n") for section in re.split(r"^  - ", nav, flags=re.MULTILINE)]
+    assert sections[-1][0] == "IPU interfaces:"
+    listed = {line.strip(" -") for line in sections[-1][1:] if line}
+    expected = {page.name for page in (ROOT / "docs").glob("*.md") if page.name.startswith("pop")}
+    assert listed == expected | {"devices.md", "porting.md"}
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    wing = ["Devices", "PopDist", "PopTorch", "PopTorch experimental addons", "PopXL"]
+    assert headings[-len(wing) :] == wing
+
+
 def test_readme_gives_its_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text and "make test" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from tests.__main__ import PARTS, select
 from tests.oracles import budget, progress
 from tests.oracles.budget import AREAS, FORKS, LANES, ROOT, SHARES
+from tests.project.test_ipu_wing import WING
 
 NAMES = [f"tests/maps/test_x.py::test_a[{case}]" for case in range(10)]
 NAMES += [f"tests/devices/test_y.py::test_b[{case}]" for case in range(5)]
@@ -45,6 +47,39 @@ def test_tables_name_what_exists() -> None:
 def test_every_test_belongs_to_an_area() -> None:
     listed = {path for own, _ in AREAS.values() for pattern in own for path in files(pattern)}
     assert {*ROOT.glob("tests/*/test_*.py")} <= listed
+
+
+#: Tests of more than the IPU wing that import it too, and those of the project as a whole.
+BESIDE_THE_WING = {
+    "tests/cuda/test_device_streams.py",  # pmap on devices of all kinds
+    "tests/gpu/test_streams.py",
+    "tests/project/test_docs.py",
+    "tests/tools/test_record.py",  # records of all kinds of programs
+    "tests/worlds/test_world_scale.py",
+}
+WING_COMMANDS = "launch|schedule"
+OF_THE_WING = re.compile(
+    rf"^(from|import) gpusim\.({'|'.join(WING)}|tools\.({WING_COMMANDS}))\b"
+    rf"|^from gpusim import .*\b({'|'.join(WING)})\b"
+    rf"|^import ({'|'.join(WING)})\b",
+    re.MULTILINE,
+)
+
+
+def test_tests_of_the_ipu_wing_are_in_its_lane() -> None:
+    lane = {file for pattern in AREAS["ipu"][0] for file in files(pattern)}
+    tests = {*ROOT.glob("tests/*/test_*.py")}
+    import_it = {file for file in tests if OF_THE_WING.search(file.read_text())}
+    named = {file for file in tests if re.search("pop|pea|gc_|alias", file.name)}
+    assert len(import_it) > 60 and len(named) > 60
+    assert relative((import_it | named) - lane) == BESIDE_THE_WING
+    doctests = {file for name in WING for file in ROOT.glob(f"gpusim/{name}/**/*.py")}
+    doctests -= {*ROOT.glob("gpusim/standins/*.py")}  # nothing is in them but imports
+    assert relative(doctests - lane) == set()
+
+
+def relative(found: set[Path]) -> set[str]:
+    return {str(file.relative_to(ROOT)) for file in found}
 
 
 def files(pattern: str) -> set[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gpusim
-from gpusim.devices import probes
+from gpusim.runtime import probes
 from gpusim.tools import cli, info
 from gpusim.tools.demo import training
 from tests.oracles.machine_time import PATIENCE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 from gpusim.recording import RecordedCall
+from gpusim.recording.traces import Trace
 from gpusim.tools import outputs as outputs_of_ranks
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
@@ -513,6 +515,26 @@ def test_a_record_that_cannot_be_written(
         shown = capsys.readouterr()
         assert str(nowhere) in shown.err
         assert shown.out == ""
+
+
+def test_a_trace_ends_with_a_warning_where_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = Trace._write
+
+    def write(trace: Trace, position: int, content: bytes) -> None:
+        if position:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        genuine(trace, position, content)
+
+    monkeypatch.setattr(Trace, "_write", write)
+    path = tmp_path / "trace.json"
+    text = "import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()"
+    arguments = ["--nproc-per-node=2", "--trace", str(path), script(tmp_path, text)]
+    with pytest.warns(RuntimeWarning, match=f"the trace {path} ends: .*No space left"):
+        assert main(["torchrun", *arguments]) == 0
+    assert "poptorch" not in capsys.readouterr().err
+    assert json.loads(path.read_text())["traceEvents"] == []
 
 
 INTERRUPTED = """

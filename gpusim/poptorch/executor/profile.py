@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from gpusim.poptorch._logging import logger
 from gpusim.poptorch.executor.counters import Counters
 from gpusim.poptorch.options import Options
-from gpusim.poptorch.traces import Row, Trace, opened, released
+from gpusim.recording.traces import Row, Trace, opened, released
 
 __all__ = ["Profile", "Span"]
 
@@ -45,7 +46,7 @@ class Profile:
         self._rows: list[Row] = []
         self.path = path_of(options, training)
         if self.path is not None:
-            self._trace = opened(self.path, {"model": name_of(options, training)})
+            self._trace = opened(self.path, {"model": name_of(options, training)}, log_end)
             weakref.finalize(self, released, self._trace)
 
     def compiled(self, replicas: range, ipus: int) -> None:
@@ -68,6 +69,11 @@ class Profile:
         """Write all events."""
         if self._trace is not None:
             self._trace.flush()
+
+
+def log_end(path: Path, error: OSError) -> None:
+    """Log that a trace ends, as PopTorch logs."""
+    logger.warning("Profiling ends: %s cannot be written: %s", path, str(error))
 
 
 class Span:

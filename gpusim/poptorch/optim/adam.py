@@ -66,7 +66,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
     **Arguments**
 
     - `params`, `lr`, `betas`, `eps`, `weight_decay`: torch.optim.AdamW's.
-    - `bias_correction`: whether the moments are corrected for having started at zero; True.
+    - `bias_correction`: False has no effect but a warning in the log: the moments are corrected
+      for having started at zero, as PopTorch's compiler and torch's `step` do.
     - The others: those of `Adam`.
 
     **Raises**: AssertionError for accumulation types other than torch.float16 and torch.float32.
@@ -195,6 +196,19 @@ class LAMB(Optimizer, torch.optim.Optimizer):
 # ---------------------------------------------------------------- rules
 
 
+TINY = math.ulp(0.0)  # for 0 in a division, which is an error in Python
+
+
+def power(beta: float, step: float) -> float:
+    """beta**step; NaN or infinite as in C, for numbers that a user may have loaded."""
+    if beta < 0 and not float(step).is_integer():
+        return math.nan
+    try:
+        return float(beta**step)
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+
+
 class Moments:
     """The moving averages of gradients and of their squares, Accl1 and Accl2."""
 
@@ -221,12 +235,13 @@ class Moments:
         if not self.bias_correction:
             return 1.0, 1.0
         beta1, beta2 = batch.values["betas"]
-        return 1 - beta1**batch.step, 1 - beta2**batch.step
+        first, second = (1 - power(beta, batch.step) for beta in (beta1, beta2))
+        return first or TINY, second or TINY
 
     def denominators(self, batch: Batch, correction: float) -> list[Tensor]:
         """The root of the corrected second moment, plus `eps`."""
         roots = list(torch._foreach_sqrt(batch.slots["Accl2"]))
-        torch._foreach_div_(roots, math.sqrt(correction))
+        torch._foreach_div_(roots, math.sqrt(correction) if correction >= 0 else math.nan)
         torch._foreach_add_(roots, batch.values["eps"])
         return roots
 
@@ -239,10 +254,9 @@ class AdamRule(Moments):
     def __init__(
         self,
         types: tuple[torch.dtype, torch.dtype],
-        bias_correction: bool = True,
         decoupled: bool = False,
     ) -> None:
-        super().__init__(types, bias_correction)
+        super().__init__(types, bias_correction=True)
         self.decoupled = decoupled
 
     def update(self, batch: Batch) -> None:

@@ -49,7 +49,8 @@ class Kind:
     counts_steps: bool = False
 
 
-SGD_VALUES = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling")
+SGD_VALUES = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+COMBINED_VALUES = (*SGD_VALUES, "velocity_scaling")  # SGD2 ignores that of its groups
 ADAM_VALUES = ("lr", "betas", "eps", "weight_decay")
 RMSPROP_VALUES = ("lr", "momentum", "weight_decay", "alpha", "eps")
 MOMENT_TYPES = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
@@ -59,20 +60,20 @@ def moments(types: Types) -> tuple[torch.dtype, torch.dtype]:
     return types[MOMENT_TYPES[0]], types[MOMENT_TYPES[1]]
 
 
-def sgd_kind(number: int, rule: Callable[[Types, bool], Rule]) -> Kind:
+def sgd_kind(number: int, attributes: tuple[str, ...], rule: Callable[[Types, bool], Rule]) -> Kind:
     def exported(values: dict[str, Any], constant: set[str]) -> tuple[Exported, ...]:
         return sgd.with_momentum(number) if sgd.has_momentum(values, constant) else sgd.PLAIN
 
-    return Kind(SGD_VALUES, ("accum_type", "velocity_accum_type"), rule, exported)
+    return Kind(attributes, ("accum_type", "velocity_accum_type"), rule, exported)
 
 
-def adam_kind(*, corrected: bool, decoupled: bool) -> Kind:
+def adam_kind(*, decoupled: bool) -> Kind:
     return Kind(
         ADAM_VALUES,
         ("accum_type", *MOMENT_TYPES),
-        lambda types, _: adam.AdamRule(moments(types), corrected, decoupled),
+        lambda types, _: adam.AdamRule(moments(types), decoupled),
         lambda values, constant: adam.ADAM,
-        counts_steps=corrected,
+        counts_steps=True,
     )
 
 
@@ -96,11 +97,14 @@ def rmsprop_kind(*, centered: bool) -> Kind:
 
 
 KINDS = {
-    OptimizerType.SGD1: sgd_kind(1, lambda types, _: sgd.CombinedSGD()),
-    OptimizerType.SGD2: sgd_kind(2, lambda types, _: sgd.SeparateSGD(types["velocity_accum_type"])),
-    OptimizerType.ADAM: adam_kind(corrected=True, decoupled=False),
-    OptimizerType.ADAMW: adam_kind(corrected=True, decoupled=True),
-    OptimizerType.ADAMW_NO_BIAS: adam_kind(corrected=False, decoupled=True),
+    OptimizerType.SGD1: sgd_kind(1, COMBINED_VALUES, lambda types, _: sgd.CombinedSGD()),
+    OptimizerType.SGD2: sgd_kind(
+        2, SGD_VALUES, lambda types, _: sgd.SeparateSGD(types["velocity_accum_type"])
+    ),
+    OptimizerType.ADAM: adam_kind(decoupled=False),
+    OptimizerType.ADAMW: adam_kind(decoupled=True),
+    # PopTorch compiles it to PopART's AdamMode.Adam: its moments are corrected all the same.
+    OptimizerType.ADAMW_NO_BIAS: adam_kind(decoupled=True),
     OptimizerType.RMSPROP: rmsprop_kind(centered=False),
     OptimizerType.RMSPROP_CENTERED: rmsprop_kind(centered=True),
     OptimizerType.LAMB: lamb_kind(corrected=True),

@@ -93,6 +93,7 @@ class Optimizer:
         self._read_state: Callable[[], dict[str, Any]] | None = None
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
+        self._numbers_are_loaded = False  # ipu_param is a user's, and no model has taken it over
 
     def _set_up(
         self, initialise: Callable[..., None], arguments: dict[str, Any], *other: str
@@ -146,7 +147,7 @@ class Optimizer:
         """The same as `state_dict`. The model's state is copied here if it is newer."""
         if self.host_state_is_dirty and self._read_state is not None:
             self._state_dict = self._read_state()
-            self.host_state_is_dirty = False
+            self.host_state_is_dirty = self._numbers_are_loaded = False
         else:
             logger.debug("Using cached optimiser state dict")
         return {**self._state_dict, **TORCHS.state_dict(self)}
@@ -155,7 +156,7 @@ class Optimizer:
         """`load_state_dict` without torch's part. RuntimeError as there."""
         check_state(state)
         self._state_dict = {name: state[name] for name in ("ipu_state", "ipu_param")}
-        self.ipu_state_is_dirty = True
+        self.ipu_state_is_dirty = self._numbers_are_loaded = True
         self.host_state_is_dirty = False
 
     def has_state(self) -> bool:
@@ -172,6 +173,7 @@ class Optimizer:
             **state,
             "_state_dict": self._state_dict,
             "_read_state": None,
+            "_numbers_are_loaded": self._numbers_are_loaded,
             "ipu_state_is_dirty": self.has_state(),
             "host_state_is_dirty": False,
         }

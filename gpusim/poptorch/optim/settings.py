@@ -157,6 +157,9 @@ def warn_of_ignored(optimizer: Any, tracker: AttributeTracker) -> None:
             "PopART.",
             logger.warning,
         )
+    if kind_of(optimizer) == OptimizerType.ADAMW_NO_BIAS:
+        message = "AdamW's bias_correction=False has no effect: PopTorch corrects the moments too"
+        tracker.report(message, logger.warning)
     if any(group.get("maximize") for group in optimizer.param_groups):
         message = "maximize=True is ignored: PopTorch's optimizers minimize the loss"
         tracker.report(message, logger.warning)

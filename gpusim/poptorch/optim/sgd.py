@@ -82,6 +82,11 @@ class SGD(Optimizer, torch.optim.SGD):
 
 # ---------------------------------------------------------------- rules
 
+#: The key, among a rule's values, of PopART's numbers where a user has loaded others.
+NUMBERS = "numbers"
+#: The key of the loss scaling among these: gradients come without it.
+SCALING = "lossScaling"
+
 
 def has_momentum(values: dict[str, Any], constant: set[str]) -> bool:
     """Whether there is a velocity: the momentum is not 0, or may change."""
@@ -91,6 +96,12 @@ def has_momentum(values: dict[str, Any], constant: set[str]) -> bool:
 def descend(batch: Batch) -> None:
     """The step without a velocity. Dampening scales it too."""
     values = batch.values
+    if NUMBERS in values:
+        numbers = values[NUMBERS]
+        torch._foreach_mul_(batch.weights, numbers["weightDecayScaleFactor0"])
+        alpha = -numbers["scaledLearningRate0"] * numbers[SCALING]
+        torch._foreach_add_(batch.weights, batch.gradients, alpha=alpha)
+        return
     alpha = -values["lr"] * (1 - values["dampening"])
     torch._foreach_add_(batch.weights, batch.decayed(), alpha=alpha)
 
@@ -124,6 +135,15 @@ class SeparateSGD:
             descend(batch)
             return
         values, velocities = batch.values, batch.slots["Accl1"]
+        if NUMBERS in values:
+            numbers = values[NUMBERS]
+            torch._foreach_mul_(velocities, numbers["scaledMomentum2"])
+            share = numbers["dampeningScaleFactor2"] * numbers[SCALING]
+            torch._foreach_add_(velocities, batch.gradients, alpha=share)
+            torch._foreach_add_(velocities, batch.weights, alpha=numbers["scaledWeightDecay1"])
+            batch.store("Accl1")
+            torch._foreach_add_(batch.weights, velocities, alpha=-numbers["scaledLearningRate2"])
+            return
         share = (1 - values["dampening"]) * values["velocity_scaling"]
         gradients = batch.decayed()
         torch._foreach_mul_(velocities, values["momentum"])
@@ -156,6 +176,16 @@ class CombinedSGD:
             descend(batch)
             return
         values, velocities = batch.values, batch.slots["Accl"]
+        if NUMBERS in values:
+            numbers = values[NUMBERS]
+            share = numbers["dampeningScaleFactor1"] * numbers[SCALING]
+            torch._foreach_add_(velocities, batch.gradients, alpha=share)
+            batch.store("Accl")
+            torch._foreach_add_(batch.weights, velocities, alpha=-numbers["scaledLearningRate1"])
+            torch._foreach_mul_(velocities, numbers["scaledMomentum1"])
+            torch._foreach_add_(velocities, batch.weights, alpha=numbers["scaledWeightDecay1"])
+            batch.store("Accl")
+            return
         share = (1 - values["dampening"]) * values["velocity_scaling"]
         torch._foreach_add_(velocities, batch.gradients, alpha=share)
         batch.store("Accl")

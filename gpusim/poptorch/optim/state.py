@@ -10,6 +10,7 @@ from torch import Tensor
 from .._logging import logger
 from .kinds import KINDS
 from .settings import Settings
+from .sgd import NUMBERS
 
 __all__ = ["LOSS_SCALE", "LOSS_SCALING", "SPECIFIC", "OptimizerState", "exported_values"]
 
@@ -112,16 +113,20 @@ class OptimizerState:
 
 def exported_values(settings: Settings) -> dict[str, Tensor]:
     """The float32 numbers of `ipu_param` by name, without those made of constants only."""
-
     found: dict[str, Tensor] = {}
     if not settings.loss_scaling.constant:
         found[LOSS_SCALING] = torch.tensor(float(settings.loss_scaling.value))
     for parameter, group in settings.group_of.items():
         values = settings.values(group) | {"loss_scaling": settings.loss_scaling.value}
+        numbers = values.get(NUMBERS, {})
         constant = constants(settings, group)
         for name, attributes, combine in KINDS[settings.kind].exported(values, constant):
             if not constant.issuperset(attributes):
-                number = combine(*(values[attribute] for attribute in attributes))
+                number = (
+                    numbers[name]
+                    if name in numbers
+                    else combine(*(values[attribute] for attribute in attributes))
+                )
                 found[f"{name}{SPECIFIC}{parameter}"] = torch.tensor(float(number))
     return found
 

@@ -18,6 +18,7 @@ from .._logging import logger
 from ..enums import ConnectionType, MeanReductionStrategy
 from .gradients import adjust_loss_scaling, clip
 from .kinds import KINDS, kind_of
+from .loaded import changed_numbers, with_numbers
 from .log import log_values
 from .optimizer import Optimizer
 from .rule import Rounder, Row, blocks, run
@@ -28,6 +29,7 @@ from .state import OptimizerState, exported_values
 __all__ = ["Updater", "updater_for"]
 
 RUNNING = MeanReductionStrategy.Running
+SHOWN = 8  # numbers in a message
 
 
 def updater_for(
@@ -84,8 +86,9 @@ class Updater:
         self._compiled = False
         self._on_device = False  # an offline target is compiled for, and has no state
         self._used: Settings | None = None  # by the last update
+        self._loaded: dict[str, float] = {}  # numbers of ipu_param that differ from the settings'
         self.optimizer: Any = None
-        self.settings = self._read(optimizer)
+        self.settings = self._declared = self._read(optimizer)  # the latter without the numbers
         self._adopt(optimizer, self.settings)
 
     # ---------------------------------------------------------------- the optimizer
@@ -101,7 +104,7 @@ class Updater:
         settings = self._read(optimizer)
         if self._compiled:
             self._choose_strategy(settings)
-            check_replacement(self.settings, settings)
+            check_replacement(self._declared, settings)
         self._adopt(optimizer, settings)
 
     def _read(self, optimizer: Any) -> Settings:
@@ -112,6 +115,12 @@ class Updater:
         if optimizer is not self.optimizer:
             self.disconnect()
             self._connect(optimizer)
+        if settings != self._declared:
+            self._loaded = {}
+        self._declared = settings
+        self._use(with_numbers(settings, self._loaded))
+
+    def _use(self, settings: Settings) -> None:
         self.settings = settings
         self.rule = settings.rule()
         self._values = [settings.values(group) for group in range(len(settings.groups))]
@@ -212,9 +221,9 @@ class Updater:
 
     def _use_settings(self) -> None:
         """Log the settings if their values differ from those that the last update used."""
-        used, self._used = self._used, self.settings
-        if logger.isEnabledFor(logging.DEBUG) and used != self.settings:
-            log_values(self.settings)
+        used, self._used = self._used, self._declared
+        if logger.isEnabledFor(logging.DEBUG) and used != self._declared:
+            log_values(self._declared)
 
     def _allocate(self, parameters: Mapping[str, Tensor]) -> None:
         """Make the accumulators of parameters that have none yet."""
@@ -252,7 +261,7 @@ class Updater:
                 return
         state = self.state = state or self.state
         self.pull()
-        if self._used is not self.settings:
+        if self._used is not self._declared:
             self._use_settings()
         self._allocate(parameters)
         scale = self.loss_scale
@@ -317,6 +326,19 @@ class Updater:
         """
         self.state.load(state["ipu_state"] or {})
 
+    def _load_numbers(self, numbers: Mapping[str, Tensor]) -> None:
+        """Compute with the numbers of an `ipu_param` that a user has loaded."""
+        changed = changed_numbers(self._declared, numbers)
+        self._use(with_numbers(self._declared, changed))
+        self._loaded = changed
+        if changed:
+            logger.warning(
+                "The loaded ipu_param has other values than the optimizer's param_groups and "
+                "loss_scaling, and counts until setOptimizer changes a value: %s%s",
+                ", ".join(f"{name}={number:g}" for name, number in [*changed.items()][:SHOWN]),
+                f", ... ({len(changed)} numbers)" if len(changed) > SHOWN else "",
+            )
+
     def restore(self) -> None:
         """Copy the state that detaching has left on the host to the device again."""
         optimizer = self.optimizer
@@ -331,6 +353,10 @@ class Updater:
         """Take over a state that was loaded into the optimizer since the last update."""
         optimizer = self.optimizer
         if isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty:
+            numbers = exported_values(self.settings)  # those of the device stay if none is loaded
             self.set_optimizer(optimizer)  # torch's part of what was loaded has its values
+            loaded = optimizer._state_dict["ipu_param"] if optimizer._numbers_are_loaded else None
+            if loaded is not None:
+                self._load_numbers({**numbers, **loaded})
             self.load_state_dict(optimizer._state_dict)
-            optimizer.ipu_state_is_dirty = False
+            optimizer.ipu_state_is_dirty = optimizer._numbers_are_loaded = False

@@ -11,13 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..blocks.placement import Recorder, recording
 from ..losses import LossFinder
 from .draws import SEEDS, Draws, seeds
-from .ipu_torch import OVERRIDES, call, on_this_device, refuse_unsupported, with_int64_indices
+from .ipu_torch import (
+    OVERRIDES,
+    call,
+    is_ipu,
+    on_this_device,
+    refuse_unsupported,
+    strided_group_norm,
+    with_int64_indices,
+)
 from .results import CHECKED, GRADIENT, INVALID
 
 __all__ = [
@@ -68,6 +77,12 @@ def in_context(context: ModelContext) -> Iterator[None]:
     finally:
         MODEL_CONTEXT.reset(token)
 
+
+STRIDED = "groupNormStridedChannelGrouping"
+"""PopART's option."""
+
+ON_HOST = "gpusim_is_on_host"
+"""The attribute of tensors that a forward pass makes without the model's inputs or state."""
 
 ORDERED = {
     *("gt", "ge", "lt", "le", "gt_", "ge_", "lt_", "le_", "__gt__", "__ge__", "__lt__", "__le__"),
@@ -123,6 +138,7 @@ class ForwardMode(TorchFunctionMode):
         self._has_options = options is not None
         popart = {} if options is None else options._Popart.options
         self._checked = bool(popart.get(CHECKED, False))
+        self._strided = bool(popart.get(STRIDED, False))
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
@@ -146,8 +162,11 @@ class ForwardMode(TorchFunctionMode):
         if func == DATA:
             func = Tensor.detach
         func = OVERRIDES.get(func, func)
-        if self._has_options:
+        on_host = self._has_options and runs_on_host(args, kwargs)
+        if self._has_options and not on_host:
             refuse_unsupported(func, args, kwargs)
+        if self._strided and func is functional.group_norm:
+            func = strided_group_norm
         args, kwargs = on_this_device(func, args, kwargs, self.draws.stream.device)
         operands = _tensors((args, kwargs))
         if any(id(x) in self._substitutes for x in operands):
@@ -160,6 +179,7 @@ class ForwardMode(TorchFunctionMode):
         result = call(func, args, kwargs)
         results = _tensors(result)
         outcome = operands[:1] if func is Tensor.__setitem__ else results
+        mark(outcome, on_host)
         self.losses.record(func, operands, outcome)
         if self.blocks is not None and outcome:
             self.blocks.record(func, operands, outcome)
@@ -167,9 +187,10 @@ class ForwardMode(TorchFunctionMode):
             return result
         self.uses.update(map(id, operands))
         copies = self.name_results(getattr(func, "__name__", str(func)).strip("_"), results)
-        if not copies:
-            return result
-        return tree_map_only(Tensor, lambda x: copies.get(id(x), x), result)
+        if copies:
+            result = tree_map_only(Tensor, lambda x: copies.get(id(x), x), result)
+            mark(_tensors(result), on_host)
+        return result
 
     def check(self, outputs: list[Tensor]) -> None:
         """Call the checks of a model that has returned the outputs."""
@@ -219,6 +240,23 @@ class ForwardMode(TorchFunctionMode):
         """End the scope that was entered last."""
         self._scopes.pop()
         self.leave()
+
+
+def runs_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function makes a tensor on the host, or takes only those that are made there.
+
+    The compiler does not see it: what is refused on an IPU is allowed.
+    """
+    if is_ipu(kwargs.get("device")) or any(is_ipu(each) for each in args):
+        return False
+    return all(getattr(each, ON_HOST, False) for each in _tensors((args, kwargs)))
+
+
+def mark(tensors: list[Tensor], on_host: bool) -> None:
+    """Note of tensors whether they are on the host. Those of the model's are never marked."""
+    for each in tensors:
+        if on_host or getattr(each, ON_HOST, False):
+            setattr(each, ON_HOST, on_host)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -17,7 +17,14 @@ from torch.nn import functional
 from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..poptorch_core import compiler_error
 
-__all__ = ["OVERRIDES", "call", "on_this_device", "refuse_unsupported", "with_int64_indices"]
+__all__ = [
+    "OVERRIDES",
+    "call",
+    "on_this_device",
+    "refuse_unsupported",
+    "strided_group_norm",
+    "with_int64_indices",
+]
 
 # ---------------------------------------------------------------- the device "ipu"
 
@@ -161,6 +168,32 @@ def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result.to(chosen) if function in NORMS else result
 
 
+def strided_group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Group normalization whose group g has the channels g, g + num_groups, ...
+
+    PopART's option groupNormStridedChannelGrouping asks for it.
+
+    >>> x = torch.tensor([[0.0, 1.0, 4.0, 3.0]])
+    >>> strided_group_norm(x, 2)
+    tensor([[-1.0000, -1.0000,  1.0000,  1.0000]])
+    """
+    shape = (x.shape[0], -1, num_groups, *x.shape[2:])
+    grouped = x.reshape(shape).transpose(1, 2).reshape(x.shape)
+    found = functional.group_norm(grouped, num_groups, eps=eps)
+    back = (x.shape[0], num_groups, -1, *x.shape[2:])
+    found = found.reshape(back).transpose(1, 2).reshape(x.shape)
+    channels = (-1, *[1] * (x.dim() - 2))
+    if weight is not None:
+        found = found * weight.to(found.dtype).reshape(channels)
+    return found if bias is None else found + bias.to(found.dtype).reshape(channels)
+
+
 # ---------------------------------------------------------------- refused arguments
 
 Arguments = dict[str, Any]
@@ -253,6 +286,30 @@ def _steps(arguments: Arguments) -> str | None:
     return None
 
 
+DYNAMIC = (
+    "Operations using aten::nonzero are unsupported because the output shape is determined by the "
+    "tensor values. The IPU cannot support dynamic output shapes."
+)
+MASKS = ("bool", "uint8")  # torch's dtypes and NumPy's
+
+
+def _masked(arguments: Arguments) -> str | None:
+    index = arguments["index"]
+    for each in index if isinstance(index, tuple) else (index,):
+        mask = (
+            any(type(leaf) is bool for leaf in tree_leaves(each))
+            if isinstance(each, list)
+            else str(getattr(each, "dtype", "")).removeprefix("torch.") in MASKS
+        )
+        if mask:
+            return DYNAMIC
+    return None
+
+
+def _found_places(arguments: Arguments) -> str | None:
+    return DYNAMIC if arguments.get("input") is None and arguments.get("self") is None else None
+
+
 def _upsampled(arguments: Arguments) -> str | None:
     mode = arguments.get("mode")
     if mode == "bicubic" and arguments.get("align_corners"):
@@ -331,5 +388,11 @@ RULES: dict[Any, tuple[tuple[str, ...], Rule]] = {
     torch.norm: ((), _norm),
     Tensor.norm: (("input", "p", "dim"), _norm),
     Tensor.__setitem__: (("self", "index", "value"), _steps),
+    Tensor.__getitem__: (("self", "index"), _masked),
+    torch.where: (("condition", "input", "other"), _found_places),
+    **dict.fromkeys(
+        (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere),
+        (("input",), lambda arguments: DYNAMIC),
+    ),
 }
 """For each function the names of its arguments, () for a Python function, and its rule."""

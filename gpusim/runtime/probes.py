@@ -1,4 +1,4 @@
-"""Questions to drivers and to the libraries on top of them, each asked in another process.
+"""The machine's memory, and questions to drivers and libraries, each asked in another process.
 
 A driver may crash or hang the process that asks. `ask` therefore runs this file as a script. The
 script imports nothing of gpusim.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["PROBES", "ask"]
+__all__ = ["PROBES", "ask", "memory_bytes"]
 
 # Seconds. CuPy's first import on a cold disk takes some ten; a driver that is loaded for each call
 # takes one or two.
@@ -42,6 +43,14 @@ def ask(name: str, patience: float | None = None) -> dict[str, Any]:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return {"problem": lines[-1]}
     return answer
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def cuda() -> dict[str, Any]:

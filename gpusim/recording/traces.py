@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import gpusim
-from gpusim.poptorch._logging import logger
+from gpusim.version import __version__
 
 __all__ = ["HOST", "Row", "Trace", "open_traces", "opened", "released"]
 
@@ -27,6 +27,11 @@ END = b"\n]}\n"
 MANY = 4096  # events in memory before they are written
 
 
+def warn(path: Path, error: OSError) -> None:
+    """Warn that a trace ends."""
+    warnings.warn(f"the trace {path} ends: {error}", RuntimeWarning, stacklevel=2)
+
+
 class Trace:
     """A file of events.
 
@@ -34,29 +39,34 @@ class Trace:
 
     - `path`: the file, which is replaced; folders are made as needed.
     - `about`: metadata of the trace.
+    - `ended`: called with the path and the OSError if the file cannot be written any more, which
+      ends the trace; a RuntimeWarning by default.
 
     **Raises**:
 
-    - OSError: if the file cannot be made. A later OSError ends the trace, with a warning.
+    - OSError: if the file cannot be made.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Trace(Path(folder) / "trace.json", {"by": "a doctest"})
-    ...     trace.add(trace.row("IPUs", "replica 0"), "work", "device", 1.0, 1.5)
+    ...     trace.add(trace.row("ranks", "rank 0"), "work", "device", 1.0, 1.5)
     ...     trace.close()
     ...     found = json.loads((Path(folder) / "trace.json").read_text())
     >>> found["traceEvents"][-1]["name"], found["traceEvents"][-1]["dur"]
     ('work', 500000.0)
     """
 
-    def __init__(self, path: Path, about: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, about: Mapping[str, str], ended: Callable[[Path, OSError], None] = warn
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._ended = ended
         self._lock = threading.RLock()
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, dict[Any, Row]] = {}  # by process and key
         self._process = os.getpid()  # a fork has the file too, and must not write to it
-        head = {"displayTimeUnit": "ms", "otherData": {"gpusim": gpusim.__version__, **about}}
+        head = {"displayTimeUnit": "ms", "otherData": {"gpusim": __version__, **about}}
         begin = json.dumps(head)[:-1].encode() + b', "traceEvents": ['
         self._file = open(path, "wb")
         self._end = len(begin)  # where the next event goes, over the END of those before
@@ -127,8 +137,8 @@ class Trace:
                 self._end += len(lines)
                 self._separator = b",\n"
             except OSError as error:
-                logger.warning("Profiling ends: %s cannot be written: %s", self.path, str(error))
                 self._give_up()
+                self._ended(self.path, error)
 
     def _write(self, place: int, content: bytes) -> None:
         self._file.seek(place)
@@ -157,13 +167,15 @@ _open: dict[Path, tuple[Trace, int]] = {}
 _lock = threading.RLock()
 
 
-def opened(path: Path, about: Mapping[str, str]) -> Trace:
+def opened(
+    path: Path, about: Mapping[str, str], ended: Callable[[Path, OSError], None] = warn
+) -> Trace:
     """The open trace at a path, or a new one. `released` closes it."""
     path = path.resolve()  # the current folder may be another one when it is closed
     with _lock:
         trace, count = _open.get(path, (None, 0))
         if trace is None:
-            trace = Trace(path, about)
+            trace = Trace(path, about, ended)
         _open[path] = trace, count + 1
         return trace
 
