@@ -127,3 +127,10 @@ def check_partial(partial: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         raise TypeError(
             f"partial has dtype {partial.dtype}: expected {dtype}, the partial results' dtype"
         )
+
+
+def check_rounding(rounding: str) -> bool:
+    """True for "stochastic", False for "nearest", ValueError for anything else."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"rounding={rounding!r}: expected 'nearest' or 'stochastic'")
+    return rounding == "stochastic"
