@@ -517,7 +517,7 @@ class Run:
         return given and not (self.wire.at_members or self.level.divisor)
 
     def _visited(self, step: int, box: _Box) -> NDArray[Any]:
-        """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
+        """The values that the chains of a box visit at a step: a member's memory if `_in_place`."""
         members = [(first + self.direction * step) % self.members for first, _ in box.chains]
         if len(members) == 1:
             return self._member(members[0], box)

@@ -37,7 +37,7 @@ INTEGERS = {"int8": fixed_point(8), "int4": fixed_point(4)}
 
 @dataclass(frozen=True)
 class WireInfo:
-    """What members send, as the kernels take it.
+    """The form in which members send values, as the kernels take it.
 
     **Arguments**:
 

@@ -1,4 +1,4 @@
-"""What a value becomes on its way from one member to another: rounded, often with a scale by block.
+"""Values on their way from one member to another: rounded, often with a scale by block.
 The contract is in docs/numerics.md, "On the wire"."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def round_message(
     starts: NDArray[np.intp],
     lanes: NDArray[np.uint32] | None,
 ) -> NDArray[Any]:
-    """What becomes of the values (batch, elements), float32 or float64, which it may spoil.
+    """The values (batch, elements), float32 or float64, as they arrive; it may spoil them.
 
     `starts` are the first elements of the blocks that have one scale, `lanes` the random numbers.
     """
@@ -90,7 +90,7 @@ def round_to_wire(
     place: ArrayLike = 0,
     batch_ndim: int = 0,
 ) -> NDArray[Any]:
-    """What becomes of values that are sent, each whole: `fallback.round_to` for a wire.
+    """Values that are sent, each whole, as they arrive: `fallback.round_to` for a wire.
 
     The result has the dtype of `x`. `rounding` is the wire's own. Other arguments and errors are
     those of `round_to`.
