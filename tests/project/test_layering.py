@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import resolve_name
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,12 @@ LAYERS = """
     module_alias
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+# The circles among imports that there may be, by the package that holds each. The graphs, tensors and
+# operations of PopXL's data model refer to each other; their types alone make the circle.
+PERMITTED = {
+    False: ["gpusim.torch.distributed", "gpusim.torch.distributed.accelerator"],  # at run time
+    True: ["gpusim.popxl", "gpusim.torch.distributed"],  # imports for type checking included
+}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for folder in (ROOT / "gpusim", ROOT / "gpusim" / "fallback")  # rglob follows no link
@@ -86,11 +92,43 @@ def test_imports_point_down() -> None:
     assert sorted(upward) == []
 
 
-@pytest.mark.parametrize("package", ["gpusim.maps", "gpusim.popxl"])
-def test_no_module_imports_itself_through_others(package: str) -> None:
-    inside = [module for module in FILES if f"{module}.".startswith(f"{package}.")]
-    graph = {
-        module: {other for other in imports(module, for_types=False) if other in inside} - {module}
-        for module in inside
+def test_a_circle_is_found_with_all_its_modules() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f", "a"}, "f": {"e"}}
+    assert circles(graph) == {frozenset("abc"), frozenset("ef")}
+
+
+@pytest.mark.parametrize("for_types", [False, True], ids=["at run time", "for types too"])
+def test_no_module_imports_itself_through_others(for_types: bool) -> None:
+    graph = {module: {*imports(module, for_types=for_types)} - {module} for module in FILES}
+    circular = sorted((package_of(circle), sorted(circle)) for circle in circles(graph))
+    assert [package for package, _ in circular] == PERMITTED[for_types], circular
+
+
+def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """The sets of modules of which each imports all others, through any number of modules."""
+    below = {module: reached(graph, module) for module in graph}
+    return {
+        frozenset(other for other in others if module in below[other])
+        for module, others in below.items()
+        if module in others
     }
-    list(TopologicalSorter(graph).static_order())  # a CycleError names the circle
+
+
+def reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
+    """All that a module imports, itself or through others."""
+    result: set[str] = set()
+    left = [*graph[module]]
+    while left:
+        if (other := left.pop()) not in result:
+            result.add(other)
+            left += graph[other]
+    return result
+
+
+def package_of(circle: Iterable[str]) -> str:
+    """The innermost package that holds all modules of a circle."""
+    parts = [module.split(".") for module in circle]
+    same = [
+        each[0] for each in takewhile(lambda each: len({*each}) == 1, zip(*parts, strict=False))
+    ]
+    return ".".join(same)
