@@ -136,7 +136,7 @@ def convert(array: Any, dtype: DTypeLike) -> Array:
 
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Copy the second array of each pair into the first; NumPy's by all threads."""
-    if all(isinstance(array, np.ndarray) for pair in pairs for array in pair):
+    if all([isinstance(array, np.ndarray) for pair in pairs for array in pair]):
         fallback.copy(pairs)
         return
     for target, source in pairs:
