@@ -129,7 +129,7 @@ def fold_groups(
 
 
 def _members(operand: Operand, group: tuple[int, ...]) -> Any:
-    """The values of a group; small ones are copied into one array, which takes few calls to fold."""
+    """The values of a group; small ones are copied into one array, which folds in few calls."""
     values = operand.values
     if type(values) is np.ndarray and values.nbytes <= COPIED:
         return values.take(group, axis=0)

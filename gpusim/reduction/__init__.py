@@ -3,7 +3,6 @@ The `reduction` context says it for all collectives inside, and counts the summi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -261,7 +261,7 @@ def test_groups_are_read_anew_though_their_check_is_cached() -> None:
     for _ in range(2):  # a refusal is not cached
         with pytest.raises(ValueError, match="exactly once"):
             Groups.from_axis_index_groups(lists, 4)
-    with pytest.raises(ValueError, match="0..7 exactly once"):
+    with pytest.raises(ValueError, match=r"0\.\.7 exactly once"):
         Groups.from_axis_index_groups([[0, 1], [2, 3]], 8)
     with pytest.raises(TypeError, match="list of lists of integers"):
         Groups.from_axis_index_groups([[0.0, 1.0], [2.0, 3.0]], 4)  # equal to the cached ones
