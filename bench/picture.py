@@ -83,9 +83,9 @@ def draw(results: Results, path: Path) -> None:
                     markersize=6 if name == OURS else 5, zorder=3 if name == OURS else 2.5,
                 )  # fmt: skip
         beside = [(y, factor(outcome.ratio(OURS, LIMIT)), "black") for y, outcome in places]
-        for y, text, colour in [*beside, (-1, "gpusim", figures.COLOURS[0])]:
+        for y, text, shade in [*beside, (-1, "gpusim", figures.COLOURS[0])]:
             ax.annotate(
-                text, (1, y), xycoords=("axes fraction", "data"), xytext=(4, 0), color=colour,
+                text, (1, y), xycoords=("axes fraction", "data"), xytext=(4, 0), color=shade,
                 textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
         ax.set_xscale("log")

@@ -280,11 +280,10 @@ class Results:
             raise ValueError(f"a JSON {type(given).__name__}: expected an object")
         if given.get("schema") != SCHEMA:
             raise ValueError(f"schema {given.get('schema')!r}: expected {SCHEMA}")
-        return cls(
-            **{name: given[name] for name in ABOUT},
-            outcomes=[Outcome.of(case) for case in given["cases"]],
-            **{at: list(map(kind.of, given.get(key, []))) for key, (at, kind) in PARTS.items()},
-        )
+        read: dict[str, Any] = {name: given[name] for name in ABOUT}
+        for key, (attribute, kind) in PARTS.items():
+            read[attribute] = [*map(kind.of, given.get(key, []))]
+        return cls(**read, outcomes=[Outcome.of(case) for case in given["cases"]])
 
     def save(self, path: Path) -> None:
         """Write the JSON; the file is whole at any time."""
