@@ -47,12 +47,9 @@ def largest(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """
     found: dict[tuple[str, str], Outcome] = {}
     for outcome in outcomes:
-        if outcome.ratio(OURS, LIMIT) is None:
-            continue
         key = outcome.case.collective, outcome.case.variant
-        known = found.get(key)
-        if known is None or known.case.moved_bytes < outcome.case.moved_bytes:
-            found[key] = outcome
+        if outcome.ratio(OURS, LIMIT) is not None:
+            found[key] = max(found.get(key, outcome), outcome, key=lambda o: o.case.moved_bytes)
     if not found:
         raise ValueError("no case has a time of gpusim and the memory limit: nothing to draw")
     order = list(dict.fromkeys(collective for collective, _ in found))
@@ -69,19 +66,15 @@ def draw(results: Results, path: Path) -> None:
     groups = [list(group) for _, group in groupby(outcomes, lambda o: o.case.collective)]
     rows = len(outcomes) + len(groups) - 1  # a row of space between collectives
     with figures.figure(path, WIDTH, MARGIN + ROW * rows) as ax:
-        places: list[tuple[float, Outcome]] = []
-        line = 0
+        line, places = 0, []
         for group in groups:
             places += [(float(line + k), outcome) for k, outcome in enumerate(group)]
             line += len(group) + 1
         limit = ax.axvline(1, color="#666666", linestyle=figures.DASHED, linewidth=1)
         limit.set_label(LIMITED)
         for name, (label, marker, colour) in MARKERS.items():
-            shown = [
-                (ratio, y)
-                for y, outcome in places
-                if (ratio := outcome.ratio(name, LIMIT)) is not None
-            ]
+            ratios = [(outcome.ratio(name, LIMIT), y) for y, outcome in places]
+            shown = [(ratio, y) for ratio, y in ratios if ratio is not None]
             if shown:
                 chosen = figures.COLOURS[colour]
                 inside = {"markerfacecolor": "white"} if name in HOLLOW else {}
@@ -89,16 +82,12 @@ def draw(results: Results, path: Path) -> None:
                     *zip(*shown, strict=True), marker, color=chosen, label=label, **inside,
                     markersize=6 if name == OURS else 5, zorder=3 if name == OURS else 2.5,
                 )  # fmt: skip
-        for y, outcome in places:
+        beside = [(y, factor(outcome.ratio(OURS, LIMIT)), "black") for y, outcome in places]
+        for y, text, shade in [*beside, (-1, "gpusim", figures.COLOURS[0])]:
             ax.annotate(
-                factor(outcome.ratio(OURS, LIMIT)), (1, y), xycoords=("axes fraction", "data"),
-                xytext=(4, 0), textcoords="offset points", va="center", annotation_clip=False,
+                text, (1, y), xycoords=("axes fraction", "data"), xytext=(4, 0), color=shade,
+                textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
-        ax.annotate(
-            "gpusim", (1, -1), xycoords=("axes fraction", "data"), xytext=(4, 0),
-            textcoords="offset points", va="center", annotation_clip=False,
-            color=figures.COLOURS[0],
-        )  # fmt: skip
         ax.set_xscale("log")
         ax.set_yticks([y for y, _ in places], [label_of(o, outcomes) for _, o in places])
         ax.set_ylim(line - 1.3, -0.7)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.cases import Case, size_name
 from bench.timing import Timing
@@ -18,8 +18,43 @@ LIMIT = "memory limit"
 ARITHMETIC = "arithmetic"
 
 
+def times_as_long(above: Timing | None, below: Timing | None, by: str = "min") -> float | None:
+    """How many times as long the first takes as the second; None without either."""
+    if above is None or below is None:
+        return None
+    numerator, denominator = getattr(above, by), getattr(below, by)
+    return float(numerator / denominator) if denominator else math.inf
+
+
+class Part:
+    """A part of the results that `dataclasses.asdict` writes, and this reads."""
+
+    problem: str | None = None  # the reason if there are no times
+
+    @property
+    def notes(self) -> list[str]:
+        """The problems, each with what it is about."""
+        return [f"{self}: {self.problem}"] if self.problem else []
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Self:
+        return cls(**_with_timings(given))
+
+
+TIMING = {each.name for each in fields(Timing)}
+
+
+def _with_timings(given: Any) -> Any:
+    """The same with a Timing for each object that has the fields of one."""
+    if not isinstance(given, dict):
+        return given
+    if given.keys() == TIMING:
+        return Timing(**given)
+    return {name: _with_timings(value) for name, value in given.items()}
+
+
 @dataclass(frozen=True)
-class Entry:
+class Entry(Part):
     """One participant in one case: its seconds, or the problem."""
 
     name: str
@@ -39,23 +74,38 @@ class Outcome:
     extra_bytes: int | None = None  # gpusim's peak memory beyond the inputs
     kernels: str | None = None  # gpusim's: "compiled" or "numpy"
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Outcome:
+        """The inverse of `to_dict`."""
+        entries = {entry["name"]: Entry.of(entry) for entry in given["entries"]}
+        rest = given["load"], given["extra_bytes"], given.get("kernels")
+        return cls(Case.of(given), entries, *rest)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = [name for name in self.entries if self._timing(name) and name != OURS]
+        return {
+            **self.case.describe(),
+            **{name: getattr(self.case, name) for name in ("moved_bytes", "input_bytes")},
+            **{name: getattr(self, name) for name in ("extra_bytes", "load", "kernels")},
+            "ratios": {n: {by: self.ratio(n, by=by) for by in ("min", "median")} for n in names},
+            "entries": [asdict(entry) for entry in self.entries.values()],
+        }
+
+    def _timing(self, name: str) -> Timing | None:
+        return self.entries[name].timing if name in self.entries else None
+
     def seconds(self, name: str) -> float | None:
         """A participant's fastest call."""
-        entry = self.entries.get(name)
-        return entry.timing.min if entry and entry.timing else None
+        timing = self._timing(name)
+        return timing.min if timing else None
 
     def ratio(self, name: str, over: str = OURS, by: str = "min") -> float | None:
         """How many times as long `name` takes as `over`."""
-        above, below = self.entries.get(name), self.entries.get(over)
-        if above is None or below is None or above.timing is None or below.timing is None:
-            return None
-        numerator: float = getattr(above.timing, by)
-        denominator: float = getattr(below.timing, by)
-        return numerator / denominator if denominator else math.inf
+        return times_as_long(self._timing(name), self._timing(over), by)
 
 
 @dataclass(frozen=True)
-class Overhead:
+class Overhead(Part):
     """The microseconds of an operation; None after a failure, which the note describes."""
 
     name: str
@@ -64,41 +114,25 @@ class Overhead:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """A collective over the instances of a World, beside raw MPI's on the same data.
-
-    **Attributes**:
-
-    - `order`: of a sum; else empty.
-    - `instances`: their number.
-    - `held`: how many replicas each of them holds.
-    - `elements`: of a replica's float32 value.
-    - `ours`, `raw`: the slowest instance's time, of a call that all begin together.
-    - `problem`: the reason if there are no times.
-    """
+class Exchange(Part):
+    """A collective over the instances of a World, beside raw MPI's on the same data."""
 
     collective: str
-    order: str
+    order: str  # of a sum; else empty
     instances: int
-    held: int
-    elements: int
-    ours: Timing | None = None
-    raw: Timing | None = None
+    held: int  # replicas of each instance
+    elements: int  # of a replica's float32 value
+    ours: Timing | None = None  # of the slowest instance, in a call that all begin together
+    raw: Timing | None = None  # the same of raw MPI
     problem: str | None = None
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> Exchange:
-        """The inverse of `dataclasses.asdict`."""
-        timings = {name: given[name] and Timing(**given[name]) for name in ("ours", "raw")}
-        return cls(**(given | timings))
 
     def ratio(self, by: str = "min") -> float | None:
         """How many times as long as raw MPI it takes."""
-        if self.ours is None or self.raw is None:
-            return None
-        ours: float = getattr(self.ours, by)
-        raw: float = getattr(self.raw, by)
-        return ours / raw if raw else math.inf
+        return times_as_long(self.ours, self.raw, by)
+
+    @property
+    def notes(self) -> list[str]:
+        return super().notes if self.collective or not self.problem else [self.problem]
 
     def __str__(self) -> str:
         what = " ".join(part for part in (self.collective, self.order) if part)
@@ -106,132 +140,85 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Training:
-    """A step of training on simulated replicas, beside plain PyTorch's.
-
-    **Attributes**:
-
-    - `replicas`: their number.
-    - `batch`: samples of each of them.
-    - `ours`: all replicas in lockstep.
-    - `model`: the same as a trainingModel; None for more replicas than one may have.
-    - `loop`: one replica after the other.
-    - `whole`: all samples as one batch, which has no gradients of replicas: the limit.
-    - `problem`: the reason if there are no times.
-    """
+class Training(Part):
+    """A step of training on simulated replicas, beside plain PyTorch's."""
 
     replicas: int
-    batch: int
-    ours: Timing | None = None
-    model: Timing | None = None
-    loop: Timing | None = None
-    whole: Timing | None = None
+    batch: int  # samples of each replica
+    ours: Timing | None = None  # all replicas in lockstep
+    model: Timing | None = None  # as a trainingModel; None for more replicas than one may have
+    loop: Timing | None = None  # one replica after the other
+    whole: Timing | None = None  # the limit: all samples as one batch, without replicas' gradients
     problem: str | None = None
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> Training:
-        """The inverse of `dataclasses.asdict`."""
-        names = ("ours", "model", "loop", "whole")
-        return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
 
     def ratio(self, name: str = "loop", over: str = "ours") -> float | None:
         """How many times as long as `over` another way takes."""
-        other: Timing | None = getattr(self, name)
-        ours: Timing | None = getattr(self, over)
-        return other.min / ours.min if other and ours else None
+        return times_as_long(getattr(self, name), getattr(self, over))
+
+    def __str__(self) -> str:
+        return f"{self.replicas} replicas"
 
 
 @dataclass(frozen=True)
-class Start:
-    """The seconds of a process's first psum by a compiled kernel.
+class Start(Part):
+    """The seconds of a process's first psum by a compiled kernel."""
 
-    **Attributes**:
-
-    - `variant`: of the sum.
-    - `cold_import`, `cold`: of `import gpusim` and of the psum, with an empty cache.
-    - `later_import`, `later`: the same, of the fastest process that found the kernel in the cache.
-    - `problem`: the reason if there are no times, which are then 0.
-    """
-
-    variant: str
-    cold_import: float = 0.0
-    cold: float = 0.0
+    variant: str  # of the sum
+    cold_import: float = 0.0  # of `import gpusim`
+    cold: float = 0.0  # of the psum, with an empty cache
     later_import: float = 0.0
-    later: float = 0.0
+    later: float = 0.0  # of the fastest process that found the kernel in the cache
     problem: str | None = None
 
+    def __str__(self) -> str:
+        return self.variant
+
 
 @dataclass(frozen=True)
-class SmallCall:
-    """A call on small arrays, whose time is mostly dispatch.
-
-    **Attributes**:
-
-    - `before`: the Python calls that it made in an older checkout.
-    - `calls`: the Python calls that it makes.
-    - `ours`, `numpy`, `old`: by gpusim, by one NumPy call, and by the older checkout.
-    - `problem`: the reason if there are no times.
-    """
+class SmallCall(Part):
+    """A call on small arrays, whose time is mostly dispatch."""
 
     name: str
-    before: int
-    calls: int | None = None
+    before: int  # Python calls that it made in an older checkout
+    calls: int | None = None  # Python calls that it makes
     ours: Timing | None = None
-    numpy: Timing | None = None
-    old: Timing | None = None
+    numpy: Timing | None = None  # of one NumPy call
+    old: Timing | None = None  # of the older checkout
     problem: str | None = None
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> SmallCall:
-        """The inverse of `dataclasses.asdict`."""
-        names = ("ours", "numpy", "old")
-        return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
 
     def ratio(self, over: str) -> float | None:
         """How many times as long gpusim takes as `over`."""
-        other: Timing | None = getattr(self, over)
-        return self.ours.min / other.min if other and self.ours else None
+        return times_as_long(self.ours, getattr(self, over))
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
-class RanksCase:
-    """A step of a torch.distributed program on simulated ranks.
+class RanksCase(Part):
+    """A step of a torch.distributed program on simulated ranks."""
 
-    **Attributes**:
-
-    - `case`, `ranks`: the program of `bench.ranks_program`, and on how many ranks it runs.
-    - `timings`: of a step, by participant: "turns" and "free" are gpusim's, "threaded" and
-      "LocalTensor" PyTorch's.
-    - `problems`: why a participant has no timing.
-    - `load`: the machine's before.
-    """
-
-    case: str
+    case: str  # the program of `bench.ranks_program`
     ranks: int
+    #: Of a step: "turns" and "free" are gpusim's, "threaded" and "LocalTensor" PyTorch's.
     timings: dict[str, Timing] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-    load: float | None = None
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> RanksCase:
-        """The inverse of `dataclasses.asdict`."""
-        timings = {name: Timing(**timing) for name, timing in given["timings"].items()}
-        return cls(**given | {"timings": timings})
+    problems: dict[str, str] = field(default_factory=dict)  # why a participant has no timing
+    load: float | None = None  # the machine's before
 
     def ratio(self, name: str, over: str = "turns", by: str = "min") -> float | None:
         """How many times as long `name` takes as `over`."""
-        above, below = self.timings.get(name), self.timings.get(over)
-        if above is None or below is None:
-            return None
-        ratio: float = getattr(above, by) / getattr(below, by)
-        return ratio
+        return times_as_long(self.timings.get(name), self.timings.get(over), by)
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{name}: {text} ({self})" for name, text in self.problems.items()]
 
     def __str__(self) -> str:
         return f"{self.case} on {self.ranks} ranks"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Part):
     """A target and its measurement; `met` is None without one."""
 
     description: str
@@ -242,9 +229,17 @@ class Verdict:
 
 
 #: The fields of a file that describe its run.
-ABOUT = (
-    "machine", "started", "load_before", "load_after", "seconds", "bandwidth", "interrupted"
-)  # fmt: skip
+ABOUT = "machine started load_before load_after seconds bandwidth interrupted".split()
+#: By its name in a file, the attribute of each part and the class of its items.
+PARTS: dict[str, tuple[str, type[Part]]] = {
+    "overheads": ("overheads", Overhead),
+    "small": ("small", SmallCall),
+    "starts": ("starts", Start),
+    "worlds": ("exchanges", Exchange),
+    "trainings": ("trainings", Training),
+    "ranks": ("ranks", RanksCase),
+    "targets": ("targets", Verdict),
+}
 
 
 @dataclass
@@ -271,34 +266,24 @@ class Results:
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in ABOUT},
-            "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
-            "overheads": [asdict(overhead) for overhead in self.overheads],
-            "small": [asdict(call) for call in self.small],
-            "starts": [asdict(start) for start in self.starts],
-            "worlds": [asdict(exchange) for exchange in self.exchanges],
-            "trainings": [asdict(training) for training in self.trainings],
-            "ranks": [asdict(case) for case in self.ranks],
-            "targets": [asdict(verdict) for verdict in self.targets],
+            "cases": [outcome.to_dict() for outcome in self.outcomes],
+            **{key: [asdict(item) for item in getattr(self, at)] for key, (at, _) in PARTS.items()},
         }
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Results:
-        """The inverse of `to_dict`. **Raises**: ValueError for another version or thing."""
+        """The inverse of `to_dict`; older files lack some parts.
+
+        **Raises**: ValueError for another version or thing.
+        """
         if not isinstance(given, dict):
             raise ValueError(f"a JSON {type(given).__name__}: expected an object")
         if given.get("schema") != SCHEMA:
             raise ValueError(f"schema {given.get('schema')!r}: expected {SCHEMA}")
-        return cls(
-            **{name: given[name] for name in ABOUT},
-            outcomes=[_outcome_of(case) for case in given["cases"]],
-            overheads=[Overhead(**overhead) for overhead in given["overheads"]],
-            small=[SmallCall.of(call) for call in given.get("small", [])],
-            starts=[Start(**start) for start in given.get("starts", [])],
-            exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
-            trainings=[Training.of(training) for training in given.get("trainings", [])],
-            ranks=[RanksCase.of(case) for case in given.get("ranks", [])],
-            targets=[Verdict(**verdict) for verdict in given["targets"]],
-        )
+        read: dict[str, Any] = {name: given[name] for name in ABOUT}
+        for key, (attribute, kind) in PARTS.items():
+            read[attribute] = [*map(kind.of, given.get(key, []))]
+        return cls(**read, outcomes=[Outcome.of(case) for case in given["cases"]])
 
     def save(self, path: Path) -> None:
         """Write the JSON; the file is whole at any time."""
@@ -310,38 +295,10 @@ class Results:
         return cls.of(json.loads(path.read_text()))
 
 
-def _outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
-    names = [name for name, entry in outcome.entries.items() if entry.timing and name != OURS]
-    return {
-        **outcome.case.describe(),
-        "moved_bytes": outcome.case.moved_bytes,
-        "input_bytes": outcome.case.input_bytes,
-        "extra_bytes": outcome.extra_bytes,
-        "load": outcome.load,
-        "kernels": outcome.kernels,
-        "ratios": {
-            name: {by: outcome.ratio(name, by=by) for by in ("min", "median")} for name in names
-        },
-        "entries": [asdict(entry) for entry in outcome.entries.values()],
-    }
-
-
-def _outcome_of(given: dict[str, Any]) -> Outcome:
-    entries = {}
-    for entry in given["entries"]:
-        timing = Timing(**entry["timing"]) if entry["timing"] else None
-        entries[entry["name"]] = Entry(**(entry | {"timing": timing}))
-    return Outcome(
-        Case.of(given), entries, given["load"], given["extra_bytes"], given.get("kernels")
-    )
-
-
 def _rounded(value: Any) -> Any:
     """Five significant digits: more are noise, and make the files hard to read."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return value
+    return [*map(_rounded, value)] if isinstance(value, list) else value

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import groupby
+from typing import Any
 
 from bench.cases import size_name
-from bench.results import ARITHMETIC, LIMIT, OURS, Outcome, Results
+from bench.results import (
+    ARITHMETIC,
+    LIMIT,
+    OURS,
+    Exchange,
+    Outcome,
+    Overhead,
+    RanksCase,
+    Results,
+    SmallCall,
+    Start,
+    Training,
+    Verdict,
+)
+from bench.timing import Timing
+from gpusim.tools.tables import print_table
 
 #: The participants that gpusim is compared with, and the headings of their columns.
 PEERS = {
@@ -38,6 +52,10 @@ WAYS = {
 SPECIAL = ("gpusim, nearest", "gpusim, segments", "memcpy", ARITHMETIC)
 LEFT = set("collective dtype order instances target bound operation note".split())
 LEFT |= {"", "measured on"}
+PIPE = 220  # columns of a pipe or a file, which have no width of their own
+
+
+Row = list[str]
 
 
 @dataclass(frozen=True)
@@ -46,8 +64,11 @@ class Table:
 
     title: str
     headings: list[str]
-    rows: list[list[str]]
+    rows: list[Row]
     notes: tuple[str, ...] = ()
+
+
+Maker = Callable[[Results], Table]
 
 
 def factor(ratio: float | None) -> str:
@@ -56,11 +77,7 @@ def factor(ratio: float | None) -> str:
     >>> factor(1.234), factor(23.45), factor(12345.0), factor(None)
     ('1.23', '23.4', '12,345', '-')
     """
-    if ratio is None:
-        return "-"
-    if ratio >= 100:
-        return f"{ratio:,.0f}"
-    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+    return "-" if ratio is None else f"{ratio:,.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -71,12 +88,9 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        value = seconds * scale
-        if value >= 1 or unit == "us":
-            digits = 2 if value < 10 else 1 if value < 100 else 0
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6)
+    value = seconds * scale
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
 
 def amount(count: int | None) -> str:
@@ -92,21 +106,7 @@ def tables(results: Results) -> list[Table]:
     """Everything, the targets last."""
     by_size = groupby(results.outcomes, key=lambda outcome: outcome.case.size)
     made = [cases_table(size_name(size), list(outcomes)) for size, outcomes in by_size]
-    if results.overheads:
-        made.append(overhead_table(results))
-    if results.small:
-        made.append(small_table(results))
-    if results.starts:
-        made.append(starts_table(results))
-    if results.exchanges:
-        made.append(worlds_table(results))
-    if results.trainings:
-        made.append(trainings_table(results))
-    if results.ranks:
-        made.append(ranks_table(results))
-    if results.targets:
-        made.append(targets_table(results))
-    return made
+    return made + [table for part in PARTS if (table := part(results)).rows or table.notes]
 
 
 def cases_table(size: str, outcomes: Sequence[Outcome]) -> Table:
@@ -131,121 +131,122 @@ def cases_table(size: str, outcomes: Sequence[Outcome]) -> Table:
 
 def reasons(outcomes: Iterable[Outcome]) -> list[str]:
     """Why peers have no figure: one line for a peer and a reason, with the cases."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[str, list[str]] = {}
     for outcome in outcomes:
         for entry in outcome.entries.values():
             if entry.problem and entry.name not in SPECIAL:
-                where = found.setdefault((entry.name, entry.problem), [])
+                where = found.setdefault(f"{entry.name}: {entry.problem}", [])
                 where.append(f"{outcome.case.collective} {outcome.case.variant}")
     lines = []
-    for (name, problem), where in found.items():
+    for reason, where in found.items():
         cases = where if len(where) <= 3 else [*where[:2], f"{len(where) - 2} more"]
-        lines.append(f"{name}: {problem} ({', '.join(cases)})")
+        lines.append(f"{reason} ({', '.join(cases)})")
     return lines
 
 
-def overhead_table(results: Results) -> Table:
-    rows = [
-        [o.name, "-" if o.microseconds is None else f"{o.microseconds:,.1f}", o.note]
-        for o in results.overheads
-    ]
-    return Table("Overhead", ["operation", "us", "note"], rows)
+def part(attribute: str, title: str, headings: str) -> Callable[[Callable[[Any], Row]], Maker]:
+    """Make the function that gives an item's row one that gives the table of all items.
+
+    Items with a problem have no row; the problems are the table's notes.
+    """
+
+    def maker(row: Callable[[Any], Row]) -> Maker:
+        def made(results: Results) -> Table:
+            found = getattr(results, attribute)
+            rows = [row(each) for each in found if not each.problem]
+            notes = tuple(note for each in found for note in each.notes)
+            return Table(title, headings.split(", "), rows, notes)
+
+        return made
+
+    return maker
 
 
-def small_table(results: Results) -> Table:
-    """Small calls: Python calls, and times beside NumPy's and an older checkout's."""
-    rows, notes = [], []
-    for found in results.small:
-        if found.problem:
-            notes.append(f"{found.name}: {found.problem}")
-            continue
-        times = [None if t is None else t.min for t in (found.ours, found.numpy, found.old)]
-        ratios = [factor(found.ratio(over)) for over in ("numpy", "old")]
-        counts = [str(found.calls), str(found.before)]
-        rows.append([found.name, *counts, *ratios, *map(duration, times)])
-    headings = ["operation", "Python calls", "before", "/ NumPy", "/ before"]
-    headings += ["gpusim", "NumPy's", "before's"]
-    return Table("Small calls", headings, rows, tuple(notes))
+def fastest(*timings: Timing | None) -> Row:
+    return [duration(timing.min if timing else None) for timing in timings]
 
 
-def starts_table(results: Results) -> Table:
-    """The first psum of a process, which compiles its kernel or finds it in the cache."""
-    rows, notes = [], []
-    for found in results.starts:
-        if found.problem:
-            notes.append(f"{found.variant}: {found.problem}")
-            continue
-        times = (found.cold_import, found.cold, found.later_import, found.later)
-        rows.append([found.variant, *map(duration, times)])
-    headings = ["dtype", "import", "empty cache", "import", "later process"]
-    return Table("The first psum by a compiled kernel", headings, rows, tuple(notes))
+@part("overheads", "Overhead", "operation, us, note")
+def overhead_table(o: Overhead) -> Row:
+    return [o.name, "-" if o.microseconds is None else f"{o.microseconds:,.1f}", o.note]
 
 
-def worlds_table(results: Results) -> Table:
-    """Collectives between instances: against raw MPI, and times."""
-    rows, notes = [], []
-    for found in results.exchanges:
-        if found.problem:
-            notes.append(f"{found}: {found.problem}" if found.collective else found.problem)
-            continue
-        times = [(t.min, t.median) if t else (None, None) for t in (found.ours, found.raw)]
-        (ours, our_median), (raw, raw_median) = times
-        cells = [factor(found.ratio()), factor(found.ratio("median"))]
-        cells += map(duration, (ours, raw, our_median, raw_median))
-        size = size_name((found.held, found.elements))
-        rows.append([found.collective, found.order, f"{found.instances} of {size}", *cells])
-    headings = ["collective", "order", "instances", "/ MPI", "medians", "gpusim", "MPI"]
-    headings += ["median", "MPI's"]
-    return Table("Worlds, beside raw mpi4py", headings, rows, tuple(notes))
+@part(
+    "small",
+    "Small calls",
+    "operation, Python calls, before, / NumPy, / before, gpusim, NumPy's, before's",
+)
+def small_table(call: SmallCall) -> Row:
+    ratios = [factor(call.ratio(over)) for over in ("numpy", "old")]
+    counts = [str(call.calls), str(call.before)]
+    return [call.name, *counts, *ratios, *fastest(call.ours, call.numpy, call.old)]
 
 
-def trainings_table(results: Results) -> Table:
-    """Training on simulated replicas: against PyTorch, and times."""
-    rows, notes = [], []
-    for found in results.trainings:
-        if found.problem:
-            notes.append(f"{found.replicas} replicas: {found.problem}")
-            continue
-        ways = (found.ours, found.model, found.loop, found.whole)
-        times = [None if t is None else t.min for t in ways]
-        per_second = found.replicas / found.ours.min if found.ours else 0.0
-        row = [f"{found.replicas} x {found.batch}", factor(found.ratio())]
-        row += [
-            factor(found.ratio("whole")),
-            *map(duration, times),
-            f"{float(f'{per_second:.3g}'):,.0f}",
-        ]
-        rows.append(row)
-    headings = ["replicas", "loop", "one batch", "gpusim", "trainingModel", "loop's"]
-    headings += ["one batch's", "replicas / s"]
-    return Table("A step of training, beside PyTorch", headings, rows, tuple(notes))
+@part(
+    "starts",
+    "The first psum by a compiled kernel",
+    "dtype, import, empty cache, import, later process",
+)
+def starts_table(start: Start) -> Row:
+    times = start.cold_import, start.cold, start.later_import, start.later
+    return [start.variant, *map(duration, times)]
 
 
-def ranks_table(results: Results) -> Table:
-    """Steps on simulated ranks: against PyTorch's own simulations, and times."""
-    rows, notes = [], []
-    names = ("turns", "free", "threaded", "LocalTensor")
-    for found in results.ranks:
-        notes += [f"{name}: {text} ({found})" for name, text in found.problems.items()]
-        ratios = [found.ratio("turns", "free"), *map(found.ratio, names[2:])]
-        times = [found.timings[name].min if name in found.timings else None for name in names]
-        load = "-" if found.load is None else f"{found.load:.1f}"
-        rows.append([str(found), *map(factor, ratios), *map(duration, times), load])
-    headings = ["operation", "turns / free", "threaded", "LocalT.", "turns", "free"]
-    headings += ["threaded's", "LocalT.'s", "load"]
-    title = "A step on simulated ranks of torch.distributed, beside PyTorch's own"
-    return Table(title, headings, rows, tuple(notes))
+@part(
+    "exchanges",
+    "Worlds, beside raw mpi4py",
+    "collective, order, instances, / MPI, medians, gpusim, MPI, median, MPI's",
+)
+def worlds_table(e: Exchange) -> Row:
+    size = size_name((e.held, e.elements))
+    ratios = [factor(e.ratio(by)) for by in ("min", "median")]
+    medians = [duration(timing.median if timing else None) for timing in (e.ours, e.raw)]
+    where = [e.collective, e.order, f"{e.instances} of {size}"]
+    return [*where, *ratios, *fastest(e.ours, e.raw), *medians]
+
+
+@part(
+    "trainings",
+    "A step of training, beside PyTorch",
+    "replicas, loop, one batch, gpusim, trainingModel, loop's, one batch's, replicas / s",
+)
+def trainings_table(t: Training) -> Row:
+    per_second = t.replicas / t.ours.min if t.ours else 0.0
+    ratios = [factor(t.ratio(name)) for name in ("loop", "whole")]
+    times = fastest(t.ours, t.model, t.loop, t.whole)
+    return [f"{t.replicas} x {t.batch}", *ratios, *times, f"{float(f'{per_second:.3g}'):,.0f}"]
+
+
+@part(
+    "ranks",
+    "A step on simulated ranks of torch.distributed, beside PyTorch's own",
+    "operation, turns / free, threaded, LocalT., turns, free, threaded's, LocalT.'s, load",
+)
+def ranks_table(case: RanksCase) -> Row:
+    ratios = [case.ratio("turns", "free"), case.ratio("threaded"), case.ratio("LocalTensor")]
+    times = fastest(*map(case.timings.get, ("turns", "free", "threaded", "LocalTensor")))
+    load = "-" if case.load is None else f"{case.load:.1f}"
+    return [str(case), *map(factor, ratios), *times, load]
 
 
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
 
 
-def targets_table(results: Results) -> Table:
-    rows = [
-        [VERDICTS[v.met], factor(v.ratio), v.target, v.description, v.basis]
-        for v in results.targets
-    ]
-    return Table("Targets", ["", "measured", "bound", "target", "measured on"], rows)
+@part("targets", "Targets", ", measured, bound, target, measured on")
+def targets_table(v: Verdict) -> Row:
+    return [VERDICTS[v.met], factor(v.ratio), v.target, v.description, v.basis]
+
+
+#: The tables beside those of the cases, in their order.
+PARTS = (
+    overhead_table,
+    small_table,
+    starts_table,
+    worlds_table,
+    trainings_table,
+    ranks_table,
+    targets_table,
+)
 
 
 def heading(results: Results) -> str:
@@ -268,7 +269,7 @@ def heading(results: Results) -> str:
 
 
 def show(results: Results) -> None:
-    """Print it all: with rich where that is installed, else in plain columns."""
+    """Print it all."""
     print(heading(results))
     for table in tables(results):
         print()
@@ -279,33 +280,6 @@ def show(results: Results) -> None:
 
 def draw(table: Table) -> None:
     """Print a table, without its notes."""
-    (_print_rich if find_spec("rich") is not None else _print_plain)(table)
-
-
-def _print_plain(table: Table) -> None:
-    lines = [table.headings, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(table.title)
-    for line in lines:
-        cells = zip(line, widths, table.headings, strict=True)
-        print("  ".join(c.ljust(w) if h in LEFT else c.rjust(w) for c, w, h in cells).rstrip())
-
-
-def _print_rich(table: Table) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Rich
-    from rich.text import Text
-
-    drawn = Rich(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in table.headings:
-        drawn.add_column(title, justify="left" if title in LEFT else "right", no_wrap=True)
-    previous = None
-    for row in table.rows:
-        if previous is not None and row[0] != previous and table.headings[0] == "collective":
-            drawn.add_section()
-        previous = row[0]
-        drawn.add_row(*map(Text, row))
-    # A pipe or a file has no width of its own.
-    console = Console() if sys.stdout.isatty() else Console(width=220)
-    console.print(drawn)
+    names = [row[0] for row in table.rows] if table.headings[0] == "collective" else []
+    breaks = {k for k in range(1, len(names)) if names[k] != names[k - 1]}
+    print_table(table.title, table.headings, table.rows, breaks, LEFT, PIPE)

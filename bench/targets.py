@@ -5,27 +5,34 @@ Most are ratios of the fastest calls in one run. If a target names several cases
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from bench.cases import COLLECTIVES, KI, LARGE, MI, SHORT, SHORT_SIZES, Case, Size
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.popxl import NOTE as OP
-from bench.results import (
-    ARITHMETIC,
-    LIMIT,
-    OURS,
-    Exchange,
-    Outcome,
-    RanksCase,
-    Results,
-    SmallCall,
-    Start,
-    Training,
-    Verdict,
-)
+from bench.results import ARITHMETIC, LIMIT, OURS, Exchange, Outcome, Results, SmallCall, Verdict
 
 JAX = "JAX shard_map"
+FASTER, LONGER = "x faster", "x as long"
+#: By the sign of a bound: whether a figure meets it, and the worst of several figures.
+SIGNS = {
+    "≤": (operator.le, max),
+    "<": (operator.lt, max),
+    "≥": (operator.ge, min),
+    ">": (operator.gt, min),
+}
+Found = Iterable[tuple[float | None, str]]
+
+
+def verdict(description: str, found: Found, sign: str, bound: float, unit: str) -> Verdict:
+    """The worst of the figures, each with what it was measured on, against a bound."""
+    meets, worst = SIGNS[sign]
+    known = [(figure, basis) for figure, basis in found if figure is not None]
+    figure, basis = worst(known, default=(None, ""))
+    met = None if figure is None else meets(figure, bound)
+    return Verdict(description, figure, f"{sign} {bound:g}{unit}", met, basis)
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,6 @@ class Target:
     of: str = OURS
     of_arithmetic: float | None = None  # at most this many times as long as the arithmetic: instead
 
-    @property
-    def bound(self) -> str:
-        if self.nanoseconds:
-            return f"≤ {self.nanoseconds:g} ns an element"
-        instead = f", or {self.of_arithmetic:g}x of the arithmetic" if self.of_arithmetic else ""
-        if self.faster:
-            return f"≥ {self.faster:g}x faster"
-        return f"≤ {self.within:g}x as long{instead}"
-
     def matches(self, case: Case) -> bool:
         # Peers round to nearest: without a variant of its own, a target is about equal work.
         nearest = case.arithmetic.rounding == "nearest"
@@ -61,6 +59,39 @@ class Target:
             and (case.variant == self.variant if self.variant else nearest)
             and (not self.sizes or case.size in self.sizes)
         )
+
+    def judge(self, outcomes: Iterable[Outcome]) -> Verdict:
+        matching = [outcome for outcome in outcomes if self.matches(outcome.case)]
+        if self.nanoseconds is not None:
+            each = [(o.seconds(self.of), o.case) for o in matching]
+            found: Found = [
+                (s * 1e9 / (c.replicas * c.elements), str(c)) for s, c in each if s is not None
+            ]
+            return verdict(self.description, found, "≤", self.nanoseconds, " ns an element")
+        if self.faster is not None:
+            found = self._ratios(matching)
+            return verdict(self.description, found, "≥", self.faster, FASTER)
+        assert self.within is not None
+        instead = f", or {self.of_arithmetic:g}x of the arithmetic" if self.of_arithmetic else ""
+        bound = "≤", self.within, f"{LONGER}{instead}"
+        beyond = [outcome for outcome in matching if not self._is_near_arithmetic(outcome)]
+        judged = verdict(self.description, self._ratios(beyond), *bound)
+        if judged.met is not None:
+            return judged
+        near = verdict(self.description, self._ratios(matching), *bound)
+        return near if near.met is None else replace(near, met=True)
+
+    def _ratios(self, outcomes: Iterable[Outcome]) -> Iterator[tuple[float, str]]:
+        for outcome in outcomes:
+            for name in self.over:
+                if (ratio := outcome.ratio(name, self.of)) is not None:
+                    basis = f"{outcome.case}, {name}"
+                    yield (ratio if self.faster is not None else 1 / ratio), basis
+
+    def _is_near_arithmetic(self, outcome: Outcome) -> bool:
+        """Whether a case takes little longer than its arithmetic."""
+        ratio = outcome.ratio(self.of, ARITHMETIC) if self.of_arithmetic is not None else None
+        return ratio is not None and ratio <= (self.of_arithmetic or 0)
 
 
 TARGETS = (
@@ -104,55 +135,27 @@ TARGETS = (
     Target("anything, than LocalTensor", COLLECTIVES, "", (), ("LocalTensor",), faster=10),
 )  # fmt: skip
 
-DISPATCH_MICROSECONDS = 10.0
+MICROSECONDS = 10.0  # vmap's overhead of a NumPy call, and a session's of an op
 LAUNCH_MICROSECONDS = 20.0
-
 #: By the number of replicas, how many times as long as a loop over them a step may take.
 TRAINING = {2: 1.2, 64: 1 / 8}
-
 #: Python calls at most, by the beginning of a small call's name.
 SMALL_CALLS = {"psum": 85, "PopTorch step": 300}
 SMALL_FASTER = 2.0  # a small psum, than in the older checkout
 SMALL_WITHIN = 12.0  # times as long as np.add.reduce
 PMAP = "pmap of 64 replicas, five"  # the beginning of a small call's name
 PMAP_WITHIN = 2.0  # times as long as a Python loop
-
 #: Seconds of the first psum with a compiled kernel: with an empty cache, the import included; and
 #: in later processes, beyond the import.
 START, LATER_START = 5.0, 0.3
-
 RANKS_WITHIN = 1.5  # times as long in turns as with free threads
-
 LARGE_VALUE = 16 * MI  # bytes; with smaller ones, latency dominates
-
-
-@dataclass(frozen=True)
-class WorldTarget:
-    """A bound for psum over the instances of a World, by the time that raw MPI takes."""
-
-    orders: tuple[str, ...]
-    held: tuple[int, ...]  # replicas of an instance
-    within: float
-
-    @property
-    def description(self) -> str:
-        each = " or ".join(map(str, self.held))
-        orders = ", ".join(self.orders)
-        return f"psum in a World, order {orders}, {each} to an instance, of mpi4py Allreduce"
-
-    def matches(self, exchange: Exchange) -> bool:
-        return (
-            exchange.collective == "psum"
-            and exchange.order in self.orders
-            and exchange.held in self.held
-            and exchange.elements * 4 >= LARGE_VALUE
-        )
-
-
-WORLD_TARGETS = (
-    WorldTarget(("engine",), (1,), 1.1),
-    WorldTarget(("tree",), (1, 4), 1.5),
-    WorldTarget(("linear", "reverse", "ring"), (1, 4), 2),
+#: psum over the instances of a World: the orders, the replicas of an instance, and how many times
+#: as long as raw MPI it may take.
+WORLDS = (
+    (("engine",), (1,), 1.1),
+    (("tree",), (1, 4), 1.5),
+    (("linear", "reverse", "ring"), (1, 4), 2.0),
 )
 
 
@@ -167,196 +170,103 @@ def spoken_of(case: Case) -> bool:
 
 def judge(results: Results) -> list[Verdict]:
     """One verdict for each target."""
-    verdicts = [_judge(target, results.outcomes) for target in TARGETS]
-    worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
-    training = _judge_training(results.trainings)
-    small = _judge_small(results.small)
-    ranks = _judge_ranks(results.ranks)
-    starts = _judge_starts(results.starts)
-    overheads = _dispatch(results), _session(results), _launch(results)
-    return [*verdicts, *worlds, *training, *small, *starts, *ranks, *overheads]
-
-
-def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
-    found = list(_ratios(target, outcomes))
-    if not found:
-        return Verdict(target.description, None, target.bound, None)
-    if target.nanoseconds is not None:
-        worst, basis = max(found)
-        met = worst <= target.nanoseconds
-        return Verdict(target.description, worst, target.bound, met, basis)
-    if target.faster is not None:
-        ratio, basis = min(found)
-        return Verdict(target.description, ratio, target.bound, ratio >= target.faster, basis)
-    assert target.within is not None
-    bound_by_arithmetic = {*_near_arithmetic(target, outcomes)}
-    beyond = [each for each in found if each[1] not in bound_by_arithmetic]
-    ratio, basis = max(beyond or found)
-    met = not beyond or ratio <= target.within
-    return Verdict(target.description, ratio, target.bound, met, basis)
-
-
-def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float, str]]:
-    """The ratios or nanoseconds of a target, each with its case and participant."""
-    for outcome in outcomes:
-        if not target.matches(outcome.case):
-            continue
-        if target.nanoseconds is not None and (seconds := outcome.seconds(target.of)) is not None:
-            yield seconds * 1e9 / (outcome.case.replicas * outcome.case.elements), str(outcome.case)
-        for name in target.over:
-            ratio = outcome.ratio(name, target.of)
-            if ratio is not None:
-                basis = f"{outcome.case}, {name}"
-                yield (ratio if target.faster is not None else 1 / ratio), basis
-
-
-def _near_arithmetic(target: Target, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """The bases of the cases that take little longer than their arithmetic."""
-    for outcome in outcomes:
-        if target.of_arithmetic is None or not target.matches(outcome.case):
-            continue
-        ratio = outcome.ratio(target.of, ARITHMETIC)
-        if ratio is not None and ratio <= target.of_arithmetic:
-            yield from (f"{outcome.case}, {name}" for name in target.over)
-
-
-def _judge_world(target: WorldTarget, exchanges: Iterable[Exchange]) -> Verdict:
-    found = [
-        (ratio, str(exchange))
-        for exchange in exchanges
-        if target.matches(exchange) and (ratio := exchange.ratio()) is not None
+    return [
+        *(target.judge(results.outcomes) for target in TARGETS),
+        *_worlds(results.exchanges),
+        *_trainings(results),
+        *_small_calls(results),
+        *_starts(results),
+        *_ranks(results),
+        *_overheads(results),
     ]
-    bound = f"≤ {target.within:g}x as long"
-    if not found:
-        return Verdict(target.description, None, bound, None)
-    ratio, basis = max(found)
-    return Verdict(target.description, ratio, bound, ratio <= target.within, basis)
 
 
-def _judge_training(trainings: Iterable[Training]) -> Iterator[Verdict]:
+def _worlds(exchanges: list[Exchange]) -> Iterator[Verdict]:
+    large = [e for e in exchanges if e.collective == "psum" and e.elements * 4 >= LARGE_VALUE]
+    for orders, held, within in WORLDS:
+        each = " or ".join(map(str, held))
+        name = f"psum in a World, order {', '.join(orders)}, {each} to an instance, of mpi4py "
+        found = [(e.ratio(), str(e)) for e in large if e.order in orders and e.held in held]
+        yield verdict(f"{name}Allreduce", found, "≤", within, LONGER)
+
+
+def _trainings(results: Results) -> Iterator[Verdict]:
     """The numbers of replicas that the targets name; the slower of gpusim's two ways counts."""
-    by_count = {training.replicas: training for training in trainings}
     for replicas, most in TRAINING.items():
-        description = (
-            f"a step of training {replicas} replicas of a small MLP, than a loop in PyTorch"
-        )
-        found = by_count.get(replicas)
+        name = f"a step of training {replicas} replicas of a small MLP, than a loop in PyTorch"
         ways = {"lockstep": "ours", "trainingModel": "model"}
         ratios = [
-            (ratio, name)
-            for name, over in ways.items()
-            if found is not None and (ratio := found.ratio(over=over)) is not None
+            (ratio, way)
+            for training in [t for t in results.trainings if t.replicas == replicas][-1:]
+            for way, over in ways.items()
+            if (ratio := training.ratio(over=over)) is not None
         ]
-        ratio, basis = min(ratios, default=(None, ""))  # of the loop's time
         if most < 1:
-            bound = f"≥ {1 / most:g}x faster"
+            yield verdict(name, ratios, "≥", 1 / most, FASTER)
         else:
-            bound = f"≤ {most:g}x as long"
-            ratio = None if ratio is None else 1 / ratio
-        met = None if ratio is None else (ratio >= 1 / most if most < 1 else ratio <= most)
-        yield Verdict(description, ratio, bound, met, basis)
+            yield verdict(name, [(1 / ratio, way) for ratio, way in ratios], "≤", most, LONGER)
 
 
-def _judge_starts(starts: Iterable[Start]) -> Iterator[Verdict]:
+def _starts(results: Results) -> Iterator[Verdict]:
     """The slowest first psum, with an empty cache and in later processes."""
-    found = [start for start in starts if start.problem is None]
+    found = [start for start in results.starts if start.problem is None]
     first = [(start.cold_import + start.cold, start.variant) for start in found]
     later = [(start.later, start.variant) for start in found]
-    for what, each, most in (
+    for when, each, most in (
         ("with an empty cache, import included", first, START),
         ("in later processes, beyond the import", later, LATER_START),
     ):
-        seconds, basis = max(each, default=(None, ""))
-        met = None if seconds is None else seconds < most
-        description = f"the first psum by a compiled kernel {what}, in seconds"
-        yield Verdict(description, seconds, f"< {most:g} s", met, basis)
+        name = f"the first psum by a compiled kernel {when}, in seconds"
+        yield verdict(name, each, "<", most, " s")
 
 
-def _judge_small(found: Iterable[SmallCall]) -> Iterator[Verdict]:
+def _small_calls(results: Results) -> Iterator[Verdict]:
     """The Python calls of each small call, the time of the psum beside NumPy's and an older
     checkout's, and that of pmap beside a Python loop."""
-    found = list(found)
-    by_name = {name: call for call in found for name in SMALL_CALLS if call.name.startswith(name)}
+
+    def named(name: str) -> list[SmallCall]:
+        return [call for call in results.small if call.name.startswith(name)]
+
     for name, most in SMALL_CALLS.items():
-        call = by_name.get(name)
-        calls = call.calls if call else None
-        met = None if calls is None else calls <= most
-        basis = f"{call.before} before" if call and calls is not None else ""
-        yield Verdict(f"Python calls of a small {name}", calls, f"≤ {most}", met, basis)
-    ratio = by_name["psum"].ratio("numpy") if "psum" in by_name else None
-    yield Verdict(
-        "a small psum under vmap, of np.add.reduce",
-        ratio,
-        f"≤ {SMALL_WITHIN:g}x as long",
-        None if ratio is None else ratio <= SMALL_WITHIN,
-    )
-    ratio = by_name["psum"].ratio("old") if "psum" in by_name else None
-    faster = 1 / ratio if ratio else None
-    yield Verdict(
-        "a small psum under vmap, than in the checkout beside (--beside)",
-        faster,
-        f"≥ {SMALL_FASTER:g}x faster",
-        None if faster is None else faster >= SMALL_FASTER,
-    )
-    ratio = next((call.ratio("numpy") for call in found if call.name.startswith(PMAP)), None)
-    yield Verdict(
-        "pmap of a few NumPy calls, than a Python loop over the replicas",
-        ratio,
-        f"≤ {PMAP_WITHIN:g}x as long",
-        None if ratio is None else ratio <= PMAP_WITHIN,
-    )
+        counts = [(call.calls, f"{call.before} before") for call in named(name)[-1:]]
+        yield verdict(f"Python calls of a small {name}", counts, "≤", most, "")
+    name, psum = "a small psum under vmap", named("psum")[-1:]
+    ratios: Found = [(call.ratio("numpy"), "") for call in psum]
+    yield verdict(f"{name}, of np.add.reduce", ratios, "≤", SMALL_WITHIN, LONGER)
+    ratios = [(1 / ratio, "") for call in psum if (ratio := call.ratio("old"))]
+    name = f"{name}, than in the checkout beside (--beside)"
+    yield verdict(name, ratios, "≥", SMALL_FASTER, FASTER)
+    name = "pmap of a few NumPy calls, than a Python loop over the replicas"
+    ratios = [(call.ratio("numpy"), "") for call in named(PMAP)[:1]]
+    yield verdict(name, ratios, "≤", PMAP_WITHIN, LONGER)
 
 
-def _judge_ranks(found: Sequence[RanksCase]) -> Iterator[Verdict]:
+def _ranks(results: Results) -> Iterator[Verdict]:
     """Ranks in turns beside free ones, and both beside PyTorch's simulations; the worst case."""
-    each = [(ratio, str(case)) for case in found if (ratio := case.ratio("turns", "free"))]
-    ratio, basis = max(each, default=(None, ""))
-    met = None if ratio is None else ratio <= RANKS_WITHIN
-    name = "ranks of torch.distributed in turns, of free ones"
-    yield Verdict(name, ratio, f"≤ {RANKS_WITHIN:g}x as long", met, basis)
+    name = "ranks of torch.distributed"
+    each: Found = [(case.ratio("turns", "free"), str(case)) for case in results.ranks]
+    yield verdict(f"{name} in turns, of free ones", each, "≤", RANKS_WITHIN, LONGER)
     for peer, title in (("threaded", "torch's threaded group"), ("LocalTensor", "LocalTensor")):
         each = [
-            (ratio, f"{case}, {ours}")
-            for case in found
+            (case.ratio(peer, ours), f"{case}, {ours}")
+            for case in results.ranks
             for ours in ("turns", "free")
-            if (ratio := case.ratio(peer, ours)) is not None
         ]
-        ratio, basis = min(each, default=(None, ""))
-        met = None if ratio is None else ratio > 1
-        yield Verdict(f"ranks of torch.distributed, than {title}", ratio, "> 1x faster", met, basis)
+        yield verdict(f"{name}, than {title}", each, ">", 1, FASTER)
 
 
-def _dispatch(results: Results) -> Verdict:
-    """The costliest NumPy operation under vmap."""
-    description = "vmap's overhead of a batched NumPy call on small arrays, in microseconds"
-    return _judge_overhead(description, results, "vmap", NUMPY_CALL)
-
-
-def _session(results: Results) -> Verdict:
-    """The costliest op of a PopXL session."""
-    description = "a PopXL session's overhead of an op in a repeat, in microseconds"
-    return _judge_overhead(description, results, "popxl", OP)
-
-
-def _launch(results: Results) -> Verdict:
-    """The costliest launch on a GPU."""
-    description = "a kernel launch's time on the host beyond CuPy's x + y, in microseconds"
-    return _judge_overhead(description, results, "launch", LAUNCH, LAUNCH_MICROSECONDS)
-
-
-def _judge_overhead(
-    description: str, results: Results, whose: str, what: str, most: float = DISPATCH_MICROSECONDS
-) -> Verdict:
-    """The costliest of those whose names and notes begin so."""
-    found = [
-        (overhead.microseconds, overhead.name)
-        for overhead in results.overheads
-        if overhead.microseconds is not None
-        and overhead.name.startswith(whose)
-        and overhead.note.startswith(what)
-    ]
-    bound = f"< {most:g} us"
-    if not found:
-        return Verdict(description, None, bound, None)
-    worst, name = max(found)
-    return Verdict(description, worst, bound, worst < most, name)
+def _overheads(results: Results) -> Iterator[Verdict]:
+    """The costliest of the overheads whose names and notes begin so."""
+    vmaps = "vmap's overhead of a batched NumPy call on small arrays"
+    launches = "a kernel launch's time on the host beyond CuPy's x + y"
+    for description, name, note, most in (
+        (vmaps, "vmap", NUMPY_CALL, MICROSECONDS),
+        ("a PopXL session's overhead of an op in a repeat", "popxl", OP, MICROSECONDS),
+        (launches, "launch", LAUNCH, LAUNCH_MICROSECONDS),
+    ):
+        found = [
+            (overhead.microseconds, overhead.name)
+            for overhead in results.overheads
+            if overhead.name.startswith(name) and overhead.note.startswith(note)
+        ]
+        yield verdict(f"{description}, in microseconds", found, "<", most, " us")

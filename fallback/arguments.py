@@ -3,6 +3,7 @@ Each check returns its argument in the form that kernels take, or raises the err
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,3 +128,24 @@ def check_partial(partial: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         raise TypeError(
             f"partial has dtype {partial.dtype}: expected {dtype}, the partial results' dtype"
         )
+
+
+def check_rounding(rounding: str) -> bool:
+    """True for "stochastic", False for "nearest", ValueError for anything else."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"rounding={rounding!r}: expected 'nearest' or 'stochastic'")
+    return rounding == "stochastic"
+
+
+def check_word(name: str, given: Any) -> int:
+    """A 64-bit word, such as a seed or a call number, of a user's argument.
+
+    **Raises**: TypeError for no integer; ValueError outside its range.
+    """
+    try:
+        value = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name}={given!r}: expected an integer") from None
+    if not 0 <= value < 2**64:
+        raise ValueError(f"{name}={given!r}: expected an integer from 0 to 2**64 - 1")
+    return value

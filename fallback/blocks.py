@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import code_paths, kernels, limits, threads
-from .code_paths import Block
+from .fold_kernels import FoldKernel, compiled_folds
 from .formats import real_of
-from .kernels import FoldKernel
+from .jobs import Block
 from .layout import Index, coalesce, flat_range, split, whole
 from .operators import LOGICAL_OPS
 from .orders import EXACT, ring_bounds
@@ -108,7 +108,7 @@ class BlockPlan:
         return self._cut_up(threads.count())
 
     def _plan_compiled(self, strides: Strides) -> FoldKernel | None:
-        compiled = kernels.compiled()
+        compiled = compiled_folds()
         if compiled is None or not self.size or self.work < kernels.least_work():
             return None
         # A partial result's strides come last; it is copied where it is not contiguous.

@@ -25,10 +25,15 @@ def copy(pairs: Iterable[Pair]) -> None:
     [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
     listed = list(pairs)
-    size = sum(target.size for target, _ in listed)
+    size = 0
+    for target, _ in listed:
+        size += target.size
     if size < limits.SHARED_WORK:
         for target, source in listed:
-            np.copyto(target, source)
+            if target.dtype == source.dtype:
+                target[...] = source  # np.copyto enters a Python function for each
+            else:
+                np.copyto(target, source)
         return
     # Long copies go past the caches, which is faster: no shorter pieces than sharing needs.
     length = max(limits.BLOCK, size // (4 * threads.count()))

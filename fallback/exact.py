@@ -9,7 +9,7 @@ that reach over all of float64.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from . import limits
 from .decode import decode_all
 from .formats import FLOAT64
-
-if TYPE_CHECKING:
-    from .code_paths import FoldJob
+from .jobs import FoldJob
 
 Floats = NDArray[np.float64]
 

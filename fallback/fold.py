@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from . import memory, threads
 from .arguments import check_batch_offset, check_out, check_partial
 from .blocks import BlockPlan, plan_blocks
-from .code_paths import Block, FoldJob
 from .draws import Draws
 from .formats import real_of
+from .jobs import Block, FoldJob
 from .members import Members
 from .philox import Lanes
 from .plan import plan_fold
@@ -121,4 +121,4 @@ def _fold_blocks(
         if lanes is not None and offsets is not None:
             layout, batch = plan.layout, offsets.reshape(plan.layout.batch)
             draws = Draws(lanes, block.box, layout.value, batch, layout.first)
-        block.kernel(FoldJob(plan, block, group, earlier, out[block.box], draws))
+        block.kernel(FoldJob(plan.plan, block, group, earlier, out[block.box], draws))

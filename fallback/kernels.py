@@ -17,10 +17,7 @@ from . import limits
 
 if TYPE_CHECKING:
     from .formats import FormatInfo, NumberFormat
-    from .members import Members
-    from .plan import FoldPlan
-    from .unscaled import SentPlan
-    from .wires import WireInfo
+    from .wire_info import WireInfo
 
 SETTING = "GPUSIM_KERNELS"
 CHOICES = ("auto", "numpy", "compiled")
@@ -29,23 +26,16 @@ CHOICES = ("auto", "numpy", "compiled")
 plan_caches: list[Callable[[], None]] = []
 
 Offsets = NDArray[np.uint64] | None
-#: Folds members (and a partial result) into `out`, with a call counter and batch offsets.
-FoldKernel = Callable[["Members", "Members | None", NDArray[Any], int, Offsets], None]
 
 
 class Kernels(Protocol):
-    """Compiled kernels. Each may decline a case, which NumPy's then do."""
+    """Compiled kernels. Each may decline a case, which NumPy's then do.
+
+    Those of whole folds are `fold_kernels.FoldKernels`.
+    """
 
     def problem(self) -> str | None:
         """The reason why they cannot run here, or None."""
-
-    def plan_fold(
-        self, plan: FoldPlan, strides: tuple[int, ...], stacked: bool
-    ) -> FoldKernel | None:
-        """The kernel for members of these strides, in one array or several.
-
-        None: the case is left to NumPy.
-        """
 
     def round_to(
         self,
@@ -86,9 +76,6 @@ class Kernels(Protocol):
         sum_lanes: NDArray[np.uint32] | None,
     ) -> bool:
         """Add `kept` to what arrives of `sent`, in place, and round to the accumulator."""
-
-    def plan_sent(self, plan: SentPlan, strides: tuple[int, ...]) -> FoldKernel | None:
-        """The kernel for members of these strides. None: the case is left to those below."""
 
     def fold_chain(
         self,

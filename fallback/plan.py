@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .formats import FormatInfo, kind_of
 from .orders import EXACT
 from .schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
 from .spec import Extent, FoldSpec, TreeNodes
+from .wire_info import WireInfo
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,23 @@ class FoldPlan:
     def in_blocks(self) -> bool:
         """Whether the order of an element's members depends on the block that it is in."""
         return self.order == "ring" or isinstance(self.order, ChainSchedule)
+
+
+class SentPlan(NamedTuple):
+    """A fold of which partial sums or members are sent.
+
+    **Attributes**:
+
+    - `fold`: without the wire.
+    - `wire`: what is sent is rounded to it.
+    - `first_is_sent`: whether, of two values that are added in a graph, the first is sent.
+    - `at_result`: whether the result is sent round.
+    """
+
+    fold: FoldPlan
+    wire: WireInfo
+    first_is_sent: bool
+    at_result: bool
 
 
 @lru_cache(maxsize=1024)

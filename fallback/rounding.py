@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import kernels, limits, memory, threads
-from .arguments import check_batch_offset
+from .arguments import check_batch_offset, check_rounding
 from .decode import all_within, encode, largest_magnitude
 from .draws import Draws
 from .formats import (
@@ -341,13 +341,6 @@ def add_rows(
         np.subtract(shifted, partial, out=partial)
     workspace.give(shifted)
     return reached
-
-
-def check_rounding(rounding: str) -> bool:
-    """True for "stochastic", False for "nearest", ValueError for anything else."""
-    if rounding not in ("nearest", "stochastic"):
-        raise ValueError(f"rounding={rounding!r}: expected 'nearest' or 'stochastic'")
-    return rounding == "stochastic"
 
 
 def check_counter(name: str, value: int) -> int:

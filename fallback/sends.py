@@ -52,12 +52,9 @@ def fold_sent(
     **Raises**: as `run_fold` and `check_room`; TypeError for complex members.
     """
     require_subnormals()
-    kind, shape = kind_of(group.dtype), group.shape
-    if kind == "complex":
-        raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
-    check_batch(batch_ndim, shape)
-    if kind != "float":  # integers wrap, in any order
-        plain = replace(by_linear(spec), order="linear", cut_axis=None)
+    shape = group.shape
+    plain = fold_of_integers(spec, group.dtype, shape, batch_ndim)
+    if plain is not None:
         return fold_members(plain, group.arrays, batch_ndim=batch_ndim, out=out)
     check_room(spec, group.count)
     divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
@@ -94,6 +91,20 @@ def fold_sent(
     else:
         target[:, order] = total
     return out
+
+
+def fold_of_integers(
+    spec: FoldSpec, dtype: np.dtype[Any], shape: tuple[int, ...], batch_ndim: int
+) -> FoldSpec | None:
+    """The fold of integer members, which wrap in any order and on any wire; None for floats.
+
+    **Raises**: TypeError for complex members, ValueError for a batch that they do not have.
+    """
+    kind = kind_of(dtype)
+    if kind == "complex":
+        raise TypeError(f"{dtype} members: expected real ones beside wire and groups_of")
+    check_batch(batch_ndim, shape)
+    return None if kind == "float" else replace(by_linear(spec), order="linear", cut_axis=None)
 
 
 def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np.intp]:
@@ -517,7 +528,7 @@ class Run:
         return given and not (self.wire.at_members or self.level.divisor)
 
     def _visited(self, step: int, box: _Box) -> NDArray[Any]:
-        """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
+        """The values that the chains of a box visit at a step: a member's memory if `_in_place`."""
         members = [(first + self.direction * step) % self.members for first, _ in box.chains]
         if len(members) == 1:
             return self._member(members[0], box)

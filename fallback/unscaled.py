@@ -4,35 +4,18 @@ Other folds with a wire, and those without such a kernel, are `fallback.sends`'s
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
+from .fold_kernels import compiled_folds
 from .members import Members
 from .orders import EXACT, FIXED
-from .plan import FoldPlan, plan_fold
+from .plan import SentPlan, plan_fold
 from .schedules import Binary, Schedule
 from .spec import FoldSpec
-from .wires import WireInfo
-
-
-class SentPlan(NamedTuple):
-    """A fold of which partial sums or members are sent.
-
-    **Attributes**:
-
-    - `fold`: without the wire.
-    - `wire`: what is sent is rounded to it.
-    - `first_is_sent`: whether, of two values that are added in a graph, the first is sent.
-    - `at_result`: whether the result is sent round.
-    """
-
-    fold: FoldPlan
-    wire: WireInfo
-    first_is_sent: bool
-    at_result: bool
 
 
 def fold_compiled(
@@ -47,7 +30,7 @@ def fold_compiled(
 
     `spec` has a wire and no groups, and does not divide members. `offsets` are the batch's.
     """
-    compiled = kernels.compiled()
+    compiled = compiled_folds()
     if compiled is None or len(group.strides) != 1:
         return False
     if out.size * group.count < kernels.least_work() or not out.size:

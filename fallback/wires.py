@@ -1,11 +1,9 @@
-"""What a value becomes on its way from one member to another: rounded, often with a scale by block.
+"""Values on their way from one member to another: rounded, often with a scale by block.
 The contract is in docs/numerics.md, "On the wire"."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,135 +13,35 @@ from . import kernels, limits
 from .decode import decode, encode
 from .formats import (
     FLOAT64,
-    SUB_32_BIT,
     FormatInfo,
     NumberFormat,
     check_float,
     computing_dtype,
-    is_sub_32_bit,
 )
 from .philox import Lanes
 from .rounding import (
     check_counter,
     check_places,
-    check_rounding,
     round_block,
     rounder,
 )
 from .subnormals import require_subnormals
+from .wire_info import AT, INTEGERS, SCALES, WireInfo, fixed_point
 from .workspace import own_workspace
 
-__all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "arrived", "round_message", "round_to_wire"]
+__all__ = [
+    "AT",
+    "INTEGERS",
+    "SCALES",
+    "WireInfo",
+    "arrived",
+    "fixed_point",
+    "round_message",
+    "round_to_wire",
+]
 
-SCALES = (None, "amax", "floor", "ceil", "even")
-AT = ("hops", "ends", "members", "result")
 LEAST_SCALE = 2.0**-149
 LEAST_EXPONENT, MOST_EXPONENT = -127, 127
-
-
-def fixed_point(bits: int, fraction_bits: int = 0) -> FormatInfo:
-    """The numbers k / 2**fraction_bits of `bits` bits, of equal magnitudes on both sides of zero.
-
-    >>> fixed_point(8).largest, fixed_point(8, 6).largest
-    (127.0, 1.984375)
-    """
-    steps, unit = 2 ** (bits - 1) - 1, 2.0**-fraction_bits
-    width = bits - 2  # of the largest number, the leading bit not counted
-    largest = steps * unit
-    return FormatInfo(
-        width, width - fraction_bits, unit, largest, -largest, False, False, sub_32_bit=True
-    )
-
-
-#: The formats of wires that are no floating-point ones, by name.
-INTEGERS = {"int8": fixed_point(8), "int4": fixed_point(4)}
-
-
-@dataclass(frozen=True)
-class WireInfo:
-    """What members send, as the kernels take it.
-
-    **Arguments**:
-
-    - `format`: a floating-point dtype, or a FormatInfo of a signed format.
-    - `scale`: one of `SCALES`.
-    - `block`: the number of consecutive elements with one scale, "row", or None for a message.
-    - `rounding`: "nearest" or "stochastic".
-    - `at`: one of `AT`.
-
-    **Raises**: ValueError and TypeError for fields outside these.
-    """
-
-    format: NumberFormat
-    scale: str | None = None
-    block: int | str | None = None
-    rounding: str = "nearest"
-    at: str = "hops"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.format, FormatInfo):
-            object.__setattr__(self, "format", np.dtype(self.format))
-            check_float("wire", np.dtype(self.format), ", or a Format")
-        elif not self.format.lowest < 0:
-            raise ValueError("wire of an unsigned format: expected one of both signs")
-        for name, choices in (("scale", SCALES), ("at", AT)):
-            if getattr(self, name) not in choices:
-                expected = ", ".join(map(repr, choices))
-                raise ValueError(f"wire {name}={getattr(self, name)!r}: expected one of {expected}")
-        check_rounding(self.rounding)
-        block = self.block
-        whole = isinstance(block, (int, np.integer)) and not isinstance(block, bool) and block > 0
-        if not whole and block not in (None, "row"):
-            raise ValueError(
-                f"wire block={block!r}: expected a positive number of elements, 'row' or None"
-            )
-        if whole:
-            object.__setattr__(self, "block", int(block))  # type: ignore[arg-type]
-        if block is not None and self.scale is None:
-            raise ValueError(f"wire block={block!r}: expected a scale beside it")
-        if self.scale is not None and not is_sub_32_bit(self.format):
-            raise ValueError(
-                f"wire scale={self.scale!r}: expected a format of fewer bits than float32, got "
-                f"{self.format}"
-            )
-
-    @property
-    def info(self) -> FormatInfo | None:
-        """The format's numbers; None for float32 and float64."""
-        return self.format if isinstance(self.format, FormatInfo) else SUB_32_BIT.get(self.format)
-
-    @property
-    def draws(self) -> bool:
-        """Whether rounding takes random numbers."""
-        return self.rounding == "stochastic" and is_sub_32_bit(self.format)
-
-    @property
-    def at_hops(self) -> bool:
-        """Whether partial sums are rounded."""
-        return self.at == "hops"
-
-    @property
-    def at_members(self) -> bool:
-        """Whether the members' own values are rounded."""
-        return self.at in ("ends", "members")
-
-    @property
-    def at_result(self) -> bool:
-        """Whether a result that is sent round is rounded."""
-        return self.at in ("hops", "ends", "result")
-
-    def starts(self, edges: list[int], row: int, first: int = 0) -> NDArray[np.intp]:
-        """Where blocks of one scale begin, in messages from edges[k] to edges[k + 1].
-
-        `first` elements of the value, whose rows have `row`, lie before these.
-        """
-        if self.block is None or len(edges) < 2:
-            return np.array(edges[:-1], np.intp)
-        length = max(1, row) if self.block == "row" else int(self.block)
-        if self.block == "row":
-            rows = range(-first % length, edges[-1], length)
-            return np.array(sorted({*edges[:-1], *rows}), np.intp)
-        return np.concatenate([np.arange(a, b, length) for a, b in pairwise(edges)]).astype(np.intp)
 
 
 def round_message(
@@ -152,7 +50,7 @@ def round_message(
     starts: NDArray[np.intp],
     lanes: NDArray[np.uint32] | None,
 ) -> NDArray[Any]:
-    """What becomes of the values (batch, elements), float32 or float64, which it may spoil.
+    """The values (batch, elements), float32 or float64, as they arrive; it may spoil them.
 
     `starts` are the first elements of the blocks that have one scale, `lanes` the random numbers.
     """
@@ -192,7 +90,7 @@ def round_to_wire(
     place: ArrayLike = 0,
     batch_ndim: int = 0,
 ) -> NDArray[Any]:
-    """What becomes of values that are sent, each whole: `fallback.round_to` for a wire.
+    """Values that are sent, each whole, as they arrive: `fallback.round_to` for a wire.
 
     The result has the dtype of `x`. `rounding` is the wire's own. Other arguments and errors are
     those of `round_to`.

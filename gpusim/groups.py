@@ -111,9 +111,7 @@ class Groups:
         Groups of unequal sizes are a ValueError unless ``uneven`` allows them.
         """
         size = _replica_count(size)
-        members = _replica_numbers(axis_index_groups, "axis_index_groups")
-        _check_partition(members, size, "axis_index_groups")
-        groups = cls(members)
+        groups = _checked(_replica_numbers(axis_index_groups, "axis_index_groups"), size)
         if not (uneven or groups.even):
             raise ValueError(
                 f"axis_index_groups must all have the same size here, got sizes "
@@ -144,12 +142,12 @@ class Groups:
 
     # What they are
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of replicas."""
         return len(self.assignment)
 
-    @property
+    @cached_property
     def group_count(self) -> int:
         """The number of groups."""
         return len(self.members)
@@ -159,12 +157,12 @@ class Groups:
         """The number of replicas in each group."""
         return tuple(map(len, self.members))
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether all groups have the same size."""
         return len(set(self.group_sizes)) == 1
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         """The size that all groups have; a ValueError where they differ."""
         if not self.even:
@@ -228,6 +226,15 @@ def _everyone(size: int) -> Groups:
     return Groups((tuple(range(size)),))
 
 
+# By the numbers as Python ints in tuples, never by the caller's lists, which may change. Equal keys
+# are equal groups: `_replica_numbers` has refused 1.0, which equals 1.
+@lru_cache(256)
+def _checked(members: tuple[tuple[int, ...], ...], size: int) -> Groups:
+    """The groups of an axis of `size` replicas; a refusal is not cached."""
+    _check_partition(members, size, "axis_index_groups")
+    return Groups(members)
+
+
 def _rows(matrix: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, matrix.tolist()))
 
@@ -251,7 +258,7 @@ def _factor(number: int, size: int, name: str = "group_size") -> int:
 
 def _replica_numbers(groups: Iterable[Iterable[int]], name: str) -> tuple[tuple[int, ...], ...]:
     try:
-        return tuple(tuple(as_index(replica) for replica in group) for group in groups)
+        return tuple([tuple(map(as_index, group)) for group in groups])
     except TypeError as error:
         raise TypeError(f"{name} must be a list of lists of integers, got {groups!r}") from error
 

@@ -17,6 +17,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from numpy.typing import DTypeLike
 
 from gpusim.fallback import random as kernels
+from gpusim.fallback.arguments import check_word
 from gpusim.fallback.formats import BFLOAT16, kind_of
 
 from .errors import GpusimError
@@ -104,10 +105,10 @@ class rng:
     """
 
     def __init__(self, seed: int, axis_name: AxisName, *, calls: int = 0) -> None:
-        self._seed = _word("seed", seed)
+        self._seed = check_word("seed", seed)
         self._axis_name = _checked_axis_name(axis_name)
         self._lock = threading.Lock()
-        self._outside = _Counter(_word("calls", calls))
+        self._outside = _Counter(check_word("calls", calls))
         self._diverging = diverging_axes()
 
     @classmethod
@@ -153,7 +154,7 @@ class rng:
 
     @calls.setter
     def calls(self, value: int) -> None:
-        value = _word("calls", value)
+        value = check_word("calls", value)
         with self._lock:
             self._own_counter().calls = value
 
@@ -389,7 +390,7 @@ class rng:
             )
         with self._lock:
             counter = self._own_counter()
-            call = _word("calls", counter.calls)
+            call = check_word("calls", counter.calls)
             counter.calls = call + 1
         return kernels.Stream(self._seed, call, replicas), axes
 
@@ -487,16 +488,6 @@ def _deliver(data: Array, axes: Axes) -> Any:
 
 
 # Arguments.
-
-
-def _word(name: str, given: Any) -> int:
-    try:
-        value = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name}={given!r}: expected an integer") from None
-    if not 0 <= value < 2**64:
-        raise ValueError(f"{name}={given!r}: expected an integer from 0 to 2**64 - 1")
-    return value
 
 
 def _checked_axis_name(given: Any) -> AxisName:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from ..groups import Groups
 from ..libraries import call_on_bits, lacks_kernels, on_device
 from ..reduction import Reduction, as_reduction, current
 from ..runtime.world import MAIN_TAG, World
+from .definition import Call, Definition
 from .distributed.layout import Layout
 from .distributed.rearrange import fetch_all
 from .fold import Fold
 from .operand import Operand, Result, as_groups, as_slice
-
-if TYPE_CHECKING:
-    from .record import Call, Collective
 
 
 class Leaf(NamedTuple):
@@ -60,7 +58,7 @@ class Resolved(NamedTuple):
     """
 
     name: str
-    collective: Collective[Any]
+    collective: Definition
     parameters: Mapping[str, Any]
     groups: Groups | None
     reduction: Reduction | None

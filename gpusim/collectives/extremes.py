@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ParamSpec
 
 import numpy as np
 
 from ..groups import Groups
 from ..libraries import on_device, to_library_of
+from ..reduction import Reduction
 from .distributed import algorithms
 from .distributed.layout import Layout
 from .fold import MAX, MIN, Fold, fold_all, fold_groups, to_replicas
 from .kernels import kernels
 from .operand import Array, Operand, Result, read_only
-from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective, same_shape
+from .record import AxisIndexGroups, AxisName, Call, Collective, ShapeDtype, collective, same_shape
+
+P = ParamSpec("P")
 
 #: Larger than every replica's number; JAX's mark for "no replica holds the value".
 NO_REPLICA = np.iinfo(np.int32).max
@@ -40,20 +44,8 @@ def _extreme(fold: Fold, x: Operand, groups: Groups | None) -> Result:
     return to_replicas(fold_groups(x, groups, fold), x, groups)
 
 
-def _largest(x: Operand, *, groups: Groups | None) -> Result:
-    return _extreme(Fold(MAX), x, groups)
-
-
-def _smallest(x: Operand, *, groups: Groups | None) -> Result:
-    return _extreme(Fold(MIN), x, groups)
-
-
-def _largest_distributed(layout: Layout, x: Operand, *, groups: Groups | None) -> Result:
-    return algorithms.reduce(layout, _ordered(x), groups, Fold(MAX))
-
-
-def _smallest_distributed(layout: Layout, x: Operand, *, groups: Groups | None) -> Result:
-    return algorithms.reduce(layout, _ordered(x), groups, Fold(MIN))
+def _extreme_distributed(fold: Fold, layout: Layout, x: Operand, groups: Groups | None) -> Result:
+    return algorithms.reduce(layout, _ordered(x), groups, fold)
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
@@ -70,15 +62,22 @@ def _highest(dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
-@collective(
-    local=_largest,
-    distributed=_largest_distributed,
-    result=same_shape,
-    groups="any",
-    replicated=True,
-    scalar=lambda value, size: value,
-    identity=_lowest,
-)
+def _extreme_of(
+    reduction: Reduction, identity: Callable[[np.dtype[Any]], Any]
+) -> Callable[[Callable[P, Call]], Collective[P]]:
+    """The record of the elementwise extreme that a Reduction gives."""
+    return collective(
+        local=partial(_extreme, Fold(reduction)),
+        distributed=partial(_extreme_distributed, Fold(reduction)),
+        result=same_shape,
+        groups="any",
+        replicated=True,
+        scalar=lambda value, size: value,
+        identity=identity,
+    )
+
+
+@_extreme_of(MAX, _lowest)
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Call:
     """The elementwise maximum over the replicas, on every replica. NaN wins, and -0 is below +0.
 
@@ -94,15 +93,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
     return Call(pmax, (x,), axis_name, axis_index_groups)
 
 
-@collective(
-    local=_smallest,
-    distributed=_smallest_distributed,
-    result=same_shape,
-    groups="any",
-    replicated=True,
-    scalar=lambda value, size: value,
-    identity=_highest,
-)
+@_extreme_of(MIN, _highest)
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Call:
     """The elementwise minimum over the replicas, on every replica. NaN wins, and -0 is below +0.
 
@@ -168,22 +159,6 @@ def _equal_on_device(values: Array, extreme: Array) -> Array:
     return np.where(any_nan, nans, equal)  # in some formats NaN has the bits of -0
 
 
-def _holder_of_largest(x: Operand) -> Result:
-    return _first_holder(Fold(MAX), x)
-
-
-def _holder_of_smallest(x: Operand) -> Result:
-    return _first_holder(Fold(MIN), x)
-
-
-def _holder_of_largest_distributed(layout: Layout, x: Operand) -> Result:
-    return _first_holder_distributed(Fold(MAX), layout, x)
-
-
-def _holder_of_smallest_distributed(layout: Layout, x: Operand) -> Result:
-    return _first_holder_distributed(Fold(MIN), layout, x)
-
-
 def _number_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
     return [(operands[0][0], np.dtype(np.int32))]
 
@@ -194,12 +169,17 @@ def _single(name: str, axis_name: AxisName) -> AxisName:
     return axis_name
 
 
-@collective(
-    local=_holder_of_largest,
-    distributed=_holder_of_largest_distributed,
-    result=_number_result,
-    replicated=True,
-)
+def _holder_of(reduction: Reduction) -> Callable[[Callable[P, Call]], Collective[P]]:
+    """The record of the number of the first replica that holds the extreme."""
+    return collective(
+        local=partial(_first_holder, Fold(reduction)),
+        distributed=partial(_first_holder_distributed, Fold(reduction)),
+        result=_number_result,
+        replicated=True,
+    )
+
+
+@_holder_of(MAX)
 def pargmax(x: Any, axis_name: AxisName) -> Call:
     """The index (int32) of the first replica that holds the maximum, for each element.
 
@@ -220,12 +200,7 @@ def pargmax(x: Any, axis_name: AxisName) -> Call:
     return Call(pargmax, (x,), _single("pargmax", axis_name))
 
 
-@collective(
-    local=_holder_of_smallest,
-    distributed=_holder_of_smallest_distributed,
-    result=_number_result,
-    replicated=True,
-)
+@_holder_of(MIN)
 def pargmin(x: Any, axis_name: AxisName) -> Call:
     """The index (int32) of the first replica that holds the minimum, for each element.
 

@@ -17,6 +17,9 @@ from ..wires import wire_info
 from .kernels import FoldSpec, copy, empty, replace_fields, rows, run_fold
 from .operand import Array, Operand, Result, read_only
 
+#: Values of at most so many bytes are copied, if that spares calls.
+COPIED = 1 << 14
+
 #: Reductions without arithmetic: nothing is rounded.
 MAX, MIN = Reduction(op="max"), Reduction(op="min")
 
@@ -105,24 +108,32 @@ def fold_groups(
 
     `mean` divides each by its own group's size.
     """
-    offsets = fold.offsets(operand) * groups.group_count
     spec = fold.spec if cut_axis is None else replace_fields(fold.spec, cut_axis=cut_axis)
     if not operand.listed and groups.strided:  # one fold for all: two more batch axes of a view
         members = _blocks(operand.stacked(), groups).swapaxes(0, 1)
-        return _fold_batched(members, 2, operand, groups, spec, fold.call, offsets, mean)
+        return _fold_batched(members, 2, operand, groups, spec, fold, mean)
     if not operand.listed and groups.even and on_device(operand.values):
         members = by_group(operand.values, groups).swapaxes(0, 1)
-        return _fold_batched(members, 1, operand, groups, spec, fold.call, offsets, mean)
+        return _fold_batched(members, 1, operand, groups, spec, fold, mean)
+    offsets = fold.offsets(operand)
     return [
         run_fold(
             replace_fields(spec, divisor=len(group)) if mean else spec,
-            operand.members(group),
+            _members(operand, group),
             batch_ndim=operand.batch_ndim,
             call=fold.call,
-            batch_offset=offsets + g,
+            batch_offset=offsets * groups.group_count + g,
         )
         for g, group in enumerate(groups.members)
     ]
+
+
+def _members(operand: Operand, group: tuple[int, ...]) -> Any:
+    """The values of a group; small ones are copied into one array, which folds in few calls."""
+    values = operand.values
+    if type(values) is np.ndarray and values.nbytes <= COPIED:
+        return values.take(group, axis=0)
+    return operand.members(group)
 
 
 def _fold_batched(
@@ -131,19 +142,21 @@ def _fold_batched(
     operand: Operand,
     groups: Groups,
     spec: FoldSpec,
-    call: int,
-    offsets: Any,
+    fold: Fold,
     mean: bool,
 ) -> Array:
     """Fold members (group size, *groups, *batch, *s); the groups are `axes` axes."""
-    ones = [1] * operand.batch_ndim
-    group = np.arange(groups.group_count).reshape(*members.shape[1 : 1 + axes], *ones)
+    offsets = fold.offsets(operand)
+    if fold.reduction.draws:
+        ones = [1] * operand.batch_ndim
+        group = np.arange(groups.group_count).reshape(*members.shape[1 : 1 + axes], *ones)
+        offsets = offsets * groups.group_count + group
     folded = run_fold(
         replace_fields(spec, divisor=groups.group_size) if mean else spec,
         members,
         batch_ndim=operand.batch_ndim + axes,
-        call=call,
-        batch_offset=offsets + group,
+        call=fold.call,
+        batch_offset=offsets,
     )
     return folded.reshape(groups.group_count, *folded.shape[axes:])
 

@@ -136,7 +136,10 @@ def convert(array: Any, dtype: DTypeLike) -> Array:
 
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Copy the second array of each pair into the first; NumPy's by all threads."""
-    if all(isinstance(array, np.ndarray) for pair in pairs for array in pair):
+    for target, source in pairs:  # `all` of a generator is a Python call for each array
+        if not (isinstance(target, np.ndarray) and isinstance(source, np.ndarray)):
+            break
+    else:
         fallback.copy(pairs)
         return
     for target, source in pairs:

@@ -4,8 +4,8 @@ across instances, beside each other."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec
 
 import numpy as np
 
@@ -13,39 +13,16 @@ from ..groups import Groups
 from ..reduction import Reduction, ReductionLike
 from ..runtime.world import World, current_world
 from . import dispatch
+from .definition import AxisIndexGroups, AxisName, Call, Definition, ShapeDtype
 from .kernels import FoldSpec
-
-AxisName = Hashable
-AxisIndexGroups = Sequence[Sequence[int]] | None
 
 P = ParamSpec("P")
 
 #: All collectives by key: gpusim's by name, those of programs by module and name.
 COLLECTIVES: dict[str, Collective[Any]] = {}
 
-#: One operand or result: the shape of one replica's value, and its dtype.
-ShapeDtype = tuple[tuple[int, ...], np.dtype[Any]]
 
-
-class Call(NamedTuple):
-    """One call of a collective, in the terms of a single replica.
-
-    **Arguments**: `collective` is the record, `operands` are what the caller passed for them,
-    `axis_name` and `groups` say who takes part (`groups` as axis_index_groups, or a `Groups`),
-    `reduction` is the one given, or None, and `parameters` are the other arguments by name. `name`
-    is the caller's name for it, which callers compare; None is the collective's.
-    """
-
-    collective: Collective[Any]
-    operands: tuple[Any, ...]
-    axis_name: AxisName
-    groups: AxisIndexGroups | Groups = None
-    reduction: ReductionLike | None = None
-    parameters: Mapping[str, Any] = {}
-    name: str | None = None
-
-
-class Collective(Generic[P]):
+class Collective(Definition, Generic[P]):
     """A collective, called on stacked arrays.
 
     A call takes the operands stacked (R, *batch, *s), or as lists of R arrays (*batch, *s),

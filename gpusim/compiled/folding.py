@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusim.fallback.fold_kernels import FoldKernel
 from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32
-from gpusim.fallback.kernels import FoldKernel
 from gpusim.fallback.members import Members
 from gpusim.fallback.orders import EXACT
-from gpusim.fallback.plan import FoldPlan
+from gpusim.fallback.plan import FoldPlan, SentPlan
 from gpusim.fallback.schedules import ReductionGraph
-from gpusim.fallback.unscaled import SentPlan
 
 from ..cuda import folding
 from ..cuda.folding import Numbers

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from gpusim.fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
+from gpusim.fallback.arguments import check_batch_offset, check_cut, check_out
+from gpusim.fallback.formats import FLOAT32, FLOAT64, check_float
 from gpusim.fallback.orders import EXACT, FIXED
 from gpusim.fallback.rounding import check_counter, check_places
-from gpusim.fallback.sends import Level, Places, Rows, Run, by_linear
+from gpusim.fallback.sends import Level, Places, Rows, Run, by_linear, fold_of_integers
 from gpusim.fallback.spec import FoldSpec
 from gpusim.fallback.wires import SCALES, WireInfo
 
@@ -47,12 +47,8 @@ def fold_sent(
     """
     group = Members.of(members, device)
     dtype, shape, count = group.layout.dtype, group.layout.shape, group.layout.number
-    kind = kind_of(dtype)
-    if kind == "complex":
-        raise TypeError(f"{dtype} members: expected real ones beside wire and groups_of")
-    check_batch(batch_ndim, shape)
-    if kind != "float":  # integers wrap, in any order
-        plain = replace(by_linear(spec), order="linear", cut_axis=None)
+    plain = fold_of_integers(spec, dtype, shape, batch_ndim)
+    if plain is not None:
         return fold_members(device, plain, members, batch_ndim=batch_ndim, out=out)
     _check_orders(spec)
     if spec.divide == "members" and spec.divisor is not None:

@@ -7,22 +7,20 @@ import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..collectives.dispatch import OperandKind, agreed
+from ..collectives.dispatch import agreed
 from ..libraries import to_host
 from ..optional import load
 from ..runtime.world import MAIN_TAG
 from .arguments import PYTHON_SCALARS, is_array
 from .axis_environment import AxisEntry, Sharding
 from .call_site import call_site
+from .contribution import Contribution
 from .lockstep import channel, sharded_axis
 from .scheduler import enclosing_replica
-
-if TYPE_CHECKING:
-    from .rendezvous import Contribution
 
 #: Values of at most this many bytes are compared between instances where they must be equal.
 SMALL_VALUE = 4096
@@ -85,17 +83,6 @@ def _described(leaf: Any) -> str | None:
         return None
     shown = f" {values.tolist()}" if values.size <= SHOWN_ELEMENTS else ""
     return f"{values.dtype}{list(values.shape)}{shown} of bits {digest(values).hex()[:16]}"
-
-
-def kind_of(operand: Any) -> OperandKind:
-    """The dtype and shape that one replica sees of an operand."""
-    if not isinstance(operand, tuple):
-        return OperandKind(f"Python {type(operand).__name__}", ())
-    data, axes = operand
-    return OperandKind(_name(data.dtype), tuple(data.shape[len(axes) :]))
-
-
-_name = functools.cache(str)  # of dtypes, which takes a microsecond
 
 
 def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:

@@ -17,13 +17,13 @@ from ..groups import Groups
 from ..libraries import copy_array, on_device
 from .agreement import agreement
 from .arguments import as_array, as_stacked
-from .axis_environment import axis_environment, lockstep_axes, refuse_diverging
+from .axis_environment import AxisEntry, axis_environment, lockstep_axes, refuse_diverging
 from .axis_environment import resolve as resolve_name
 from .call_site import call_site
 from .direct import fold_directly
 from .lockstep import is_scalar, run_lockstep, sharded_axis
 from .mapped_array.array import MappedArray, unpack, wrap_array
-from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
+from .names import AxisName, is_positional, refuse_positional, split_names
 from .rendezvous import Contribution, meet
 
 P = ParamSpec("P")
@@ -103,7 +103,7 @@ def bind_leaves(
     if positional and collective.identity is None:
         refuse_positional(collective.name, call.axis_name)
     refuse_diverging(collective.name, entries)
-    groups = None if call.groups is None else read_groups(call, positional)
+    groups = None if call.groups is None else read_groups(call, entries, positional)
     if not names:
         return [[_lift(operand) for operand in operands] for operands in leaves]
     resolved = resolve(call, groups, len(leaves))
@@ -123,8 +123,8 @@ def bind_leaves(
     return run_lockstep(resolved, names, entries, ready, enclosing, agreement(contribution))
 
 
-def read_groups(call: Call, positional: bool = False) -> Groups:
-    """A call's axis_index_groups as a partition of the replicas along its axes.
+def read_groups(call: Call, entries: Sequence[AxisEntry], positional: bool = False) -> Groups:
+    """A call's axis_index_groups as a partition of the replicas along its axes, the entries.
 
     **Raises**: ValueError where they are not a partition, or with positional axes.
     """
@@ -137,7 +137,10 @@ def read_groups(call: Call, positional: bool = False) -> Groups:
         )
     assert call.groups is not None
     uneven = call.collective.groups == "any"
-    return Groups.from_axis_index_groups(call.groups, axis_size(call.axis_name), uneven=uneven)
+    size = 1
+    for entry in entries:
+        size *= entry.total
+    return Groups.from_axis_index_groups(call.groups, size, uneven=uneven)
 
 
 def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:

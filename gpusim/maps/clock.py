@@ -25,12 +25,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from . import workers
-
-if TYPE_CHECKING:
-    from .scheduler import ReplicaThread, Scheduler
+from .scheduler import ReplicaThread, Scheduler
 
 __all__ = ["Clock", "Work", "come_back", "come_inside", "go_outside", "outside", "sleep"]
 
@@ -96,10 +94,21 @@ class Timed:
         replica.timed = None
 
 
-class Clock:
-    """The virtual time of one scheduler, and the thread that watches its replicas."""
+def _unknown(replica: ReplicaThread) -> None:
+    """The work of a replica whose thread's clocks are not read."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+
+class Clock:
+    """The virtual time of one scheduler, and the thread that watches its replicas.
+
+    `work_of` gives the work of a replica, and of what it has started; None if unknown.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        work_of: Callable[[ReplicaThread], Work | None] = _unknown,
+    ) -> None:
         # Lock: the scheduler's, for all fields below unless a comment says otherwise.
         self.scheduler = scheduler
         # The virtual time. It never goes back, and moves in `_fire` alone: when no replica runs or
@@ -113,8 +122,8 @@ class Clock:
         # ask, and so holds the round up: a slow replica is never taken for one that asks in vain.
         self._asking: set[ReplicaThread] = set()
         self.rounds = 0  # that have passed one after another, and nothing else happened
-        #: The seconds of work of a replica, and of what it has started; None if unknown.
-        self.work_of: Callable[[ReplicaThread], Work | None] = lambda replica: None
+        # Called by the watcher's thread, without the lock.
+        self.work_of = work_of
         # A heap by virtual time. The second entry breaks ties in the order in which they were
         # added, so that replicas that ask for the same time go on in the order in which they asked.
         self._entries: list[tuple[float, int, Timed]] = []

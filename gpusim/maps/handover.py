@@ -45,7 +45,7 @@ def _only(core: int) -> bytes:
 
 
 class HandOver:
-    """What one thread waits for, until another one wakes it. The wake may come first.
+    """A wait of one thread, until another one wakes it. The wake may come first.
 
     >>> turn = HandOver()
     >>> turn.wake()

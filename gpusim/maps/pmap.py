@@ -39,6 +39,7 @@ from .axis_environment import (
     outermost_sharding,
 )
 from .call_site import GPUSIM_MODULES, LIBRARIES
+from .clock import Clock
 from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 from .scheduler import PmapCall, Scheduler, enclosing_replica
@@ -167,7 +168,7 @@ def _run_replicas(
     parent = enclosing_replica()
     if parent is None:
         one = schedule == "one"
-        call = PmapCall(Scheduler(1 if one else cores(), one), None, replica, report)
+        call = PmapCall(Scheduler(1 if one else cores(), one, Clock), None, replica, report)
     else:
         call = PmapCall(parent.call.scheduler, parent, replica, report)
     for index in range(arguments.size):

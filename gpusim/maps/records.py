@@ -47,7 +47,7 @@ ALONG = {"axis", "scatter_dimension", "split_axis", "concat_axis"}
 
 
 class Caller(NamedTuple):
-    """Who makes a call on stacked arrays that no map makes.
+    """The caller of a call on stacked arrays that no map makes.
 
     **Attributes**: `ranks` of the replicas, `total`, the number of all ranks, `site`, and
     `program_call`, the call's number in a compiled program.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..collectives import Result, dispatch
-from ..collectives.dispatch import Leaf, Resolved, describe
+from ..collectives.dispatch import Leaf
 from ..collectives.distributed.layout import all_gather_bytes
 from ..libraries import call_on_bits, copy_array, owner
-from .agreement import agreement, kind_of
-from .axis_environment import Axes, AxisEntry, AxisName, union
+from .agreement import agreement
+from .axis_environment import Axes, AxisEntry, union
+from .contribution import Contribution
 from .lockstep import (
     Stacked,
     batch_axes,
@@ -30,49 +31,10 @@ from .lockstep import (
 from .mapped_array.align import expand, sizes
 from .mapped_array.array import Array, read_only
 from .scheduler import current_replica
-from .streams import Arrival, DeviceRendezvous, arrive
+from .streams import DeviceRendezvous, arrive
 
 #: How a number that another instance has sent is read.
 NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex": complex}
-
-
-@dataclass(frozen=True)
-# Made in the replica's own thread, and then read by the one that arrives last, which computes for
-# all. Nothing changes it in between. Operands are the replica's arrays themselves, not copies: the
-# replica waits, so that they are not written while they are read.
-class Contribution:
-    """One replica's part in a rendezvous.
-
-    **Attributes**: the call, the names of its axes and their entries, the operands of each leaf,
-    the enclosing axes, the structure of the tree, `line`, where it is called, if instances share an
-    axis, and `arrival`, of a replica on a GPU.
-    """
-
-    call: Resolved
-    names: tuple[AxisName, ...]
-    entries: list[AxisEntry]
-    leaves: list[list[Any]]
-    enclosing: Axes
-    structure: Any
-    line: str = ""
-    arrival: Arrival | None = None
-
-    @property
-    def threaded_axes(self) -> Axes:
-        """The threaded axes that the collective spans, outermost first."""
-        return tuple(f for f in self.enclosing if f.index is not None and f in self.entries)
-
-    def terms(self) -> dict[str, Any]:
-        """All that must be the same on all replicas, by its name in error messages."""
-        return describe(
-            self.call,
-            [kind_of(operand) for operands in self.leaves for operand in operands],
-            axis_name=self.names,
-            **{
-                "axes around": tuple((entry.name, entry.total) for entry in self.enclosing),
-                "tree": self.structure,
-            },
-        )
 
 
 def meet(contribution: Contribution) -> list[list[Any]]:

@@ -20,19 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
 from . import workers
 from .axis_environment import Axes, AxisEntry
 from .call_site import call_site, is_users
-from .clock import Clock, Timed
 from .ending import ReplicaEnded, ReplicaInterrupted, end_thread, interrupted, quiet_ends
 from .handover import HandOver
-
-if TYPE_CHECKING:
-    from .completion import Completion
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
@@ -55,6 +51,46 @@ PATIENCE = 1.0
 
 PATIENCE_AFTER_ERROR = 5.0
 """The same after the error of a replica."""
+
+
+class Wait(Protocol):
+    """An event that a replica waits for without a slot: a rendezvous, a Completion, a sleep."""
+
+    def withdraw(self, replica: ReplicaThread) -> None:
+        """Remove a replica that ends. (With the scheduler's lock held.)"""
+
+
+class Timekeeper(Protocol):
+    """The virtual time of a scheduler: `clock.Clock`, which is made above the scheduler.
+
+    **Attributes**: `now` is the virtual time, `away` the number of started replicas whose `away` is
+    True, `rounds` the number of rounds in which all have asked in vain.
+    """
+
+    now: float
+    away: int
+    rounds: int
+
+    def add(self, replica: ReplicaThread, seconds: float, is_limit: bool) -> Wait:
+        """Note the sleep of a replica, or the limit of its wait."""
+
+    def advance(self) -> bool:
+        """Let the first that is due go on, as no replica runs or is ready; False without one."""
+
+    def polled(self) -> None:
+        """Note that a replica gives way."""
+
+    def moved(self) -> None:
+        """Note that something has happened."""
+
+    def asked(self, replica: ReplicaThread) -> bool:
+        """Note that a replica asks whether another one has done something; False: in vain."""
+
+    def begin(self) -> None:
+        """Start the thread that watches, if there is none. (With the lock held or not.)"""
+
+    def end(self) -> None:
+        """Let the thread that watches end. (Takes the lock.)"""
 
 
 # Owner: its PmapCall. Lock: the scheduler's, for all fields but these: `outside` and `blocks` are
@@ -97,8 +133,8 @@ class ReplicaThread:
         self.serves = False
         # Invariant: while it is not None the replica holds no slot, and is neither ready nor away.
         # All kinds except PmapCall have `withdraw`.
-        self.waiting: Rendezvous | Completion | PmapCall | Timed | None = None
-        self.timed: Timed | None = None
+        self.waiting: Wait | PmapCall | None = None
+        self.timed: Wait | None = None
         self.expired: str | None = None
         self.outside = self.away = False
         # Together they are a stamp: the watcher compares it to see whether a block is still the
@@ -549,7 +585,7 @@ class PmapCall:
             waited = 0.0
             # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
             while not self.over.acquire(timeout=SIGNAL_POLL):
-                self.scheduler.supervise_if_nobody_does()
+                self.scheduler.supervise_without_thread()
                 if self.error is not None:
                     if waited >= PATIENCE and self.scheduler.only_blocked_run():
                         self.abandoned = True
@@ -608,7 +644,7 @@ class PmapCall:
                 self.scheduler.leave_blocked()
                 self.announce_wait(f"{self.scheduler.caller} is interrupted", "another Ctrl-C")
                 while not self.over.acquire(timeout=SIGNAL_POLL):
-                    self.scheduler.supervise_if_nobody_does()
+                    self.scheduler.supervise_without_thread()
                     self.scheduler.leave_blocked()
         except KeyboardInterrupt:
             self.abandoned = True
@@ -661,9 +697,14 @@ def _describe_line(frame: FrameType) -> str:
 # No other lock of gpusim's may be held when it is taken. With it held only short steps are made: no
 # user code, no wait, no copy. A thread may be started, which takes the pool's lock.
 class Scheduler:
-    """Execution slots for replicas: at most `slots` of them run at once."""
+    """Execution slots for replicas: at most `slots` of them run at once.
 
-    def __init__(self, slots: int, one_at_a_time: bool) -> None:
+    `make_clock` is called once, with the scheduler as far as it is made.
+    """
+
+    def __init__(
+        self, slots: int, one_at_a_time: bool, make_clock: Callable[[Scheduler], Timekeeper]
+    ) -> None:
         self.lock = threading.Lock()
         # Fixed when the first replica begins.
         self.slots = slots
@@ -677,7 +718,7 @@ class Scheduler:
         self.ready: deque[ReplicaThread] = deque()
         # Those that have a thread and have not ended.
         self.started: set[ReplicaThread] = set()
-        # Rendezvous that somebody has arrived at and somebody has not.
+        # Rendezvous at which some replicas have arrived, and some have not.
         self.pending: dict[Any, Rendezvous] = {}
         self.calls: dict[AxisEntry, PmapCall] = {}
         self.root: PmapCall | None = None
@@ -690,7 +731,7 @@ class Scheduler:
         self.end: type[ReplicaEnded] = ReplicaEnded
         #: After Ctrl-C, do not wait for replicas that are in C code.
         self.leaves_blocked = False
-        self.clock = Clock(self)
+        self.clock = make_clock(self)
         #: Who waits for the replicas, and how one is named, in messages.
         self.caller = "pmap"
         self.name_of: Callable[[int, Any], str] = lambda i, axis: f"replica {i} of axis {axis!r}"
@@ -746,7 +787,7 @@ class Scheduler:
         except RuntimeError:
             self.supervised = False  # the caller of pmap does it
 
-    def supervise_if_nobody_does(self) -> None:
+    def supervise_without_thread(self) -> None:
         """End running replicas, if there was no thread that could do it."""
         if self.ending and not self.supervised:
             self.end_running()
@@ -765,7 +806,7 @@ class Scheduler:
     def release_slot(self) -> None:
         """Release the slot of the calling replica, which waits from now on."""
         # The order of the three: the slot is free, others get it, and only then it is known whether
-        # anybody can go on.
+        # any replica can go on.
         self.running -= 1
         self.fill_slots()
         self.check_stalled()

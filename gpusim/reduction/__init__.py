@@ -3,7 +3,6 @@ The `reduction` context says it for all collectives inside, and counts the summi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
+from gpusim.fallback.arguments import check_word
 from gpusim.fallback.formats import kind_of
 from gpusim.fallback.operators import OPS
 from gpusim.fallback.orders import FIXED
@@ -125,7 +125,7 @@ class Reduction:
             check_exact(self.op, kernel_format(self.accumulate), self.rounding)
         if self.order == FIXED:
             check_fixed(self.op, kernel_format(self.accumulate), self.rounding)
-        object.__setattr__(self, "seed", _word("seed", self.seed))
+        object.__setattr__(self, "seed", check_word("seed", self.seed))
         object.__setattr__(self, "wire", _wire(self.wire))
         if self.across is not None:
             object.__setattr__(self, "across", as_reduction(self.across, "across"))
@@ -353,16 +353,6 @@ def _accumulator(given: DTypeLike | FormatLike | None) -> np.dtype[Any] | Format
     return dtype
 
 
-def _word(name: str, given: int) -> int:
-    try:
-        value = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name}={given!r}: expected an integer") from None
-    if not 0 <= value < 2**64:
-        raise ValueError(f"{name}={given!r}: expected an integer from 0 to 2**64 - 1")
-    return value
-
-
 class State:
     """A reduction in force, and how many summing leaves have been reduced under it.
 
@@ -381,7 +371,7 @@ class State:
 
     @calls.setter
     def calls(self, value: int) -> None:
-        self._calls = _word("calls", value)
+        self._calls = check_word("calls", value)
 
     def next_calls(self, leaves: int) -> int:
         """The call number of the first of `leaves` summing leaves; the counter moves past them."""

@@ -19,12 +19,17 @@ def print_table(
     rows: Cells,
     breaks: Collection[int] = (),
     left: Collection[str] = ("setting", "format"),
+    width: int | None = None,
 ) -> None:
-    """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
+    """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap.
+
+    `width` is that of a pipe or a file, for rich's tables there too; None: plain columns there.
+    """
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    terminal = sys.stdout.isatty()
     wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts wider tables
-    if wide and sys.stdout.isatty() and available("rich"):
-        _print_rich(title, headings, rows, breaks, left)
+    if (width is not None or (wide and terminal)) and available("rich"):
+        _print_rich(title, headings, rows, breaks, left, None if terminal else width)
         return
     print(title)
     print()
@@ -44,14 +49,16 @@ def _print_rich(
     rows: Cells,
     breaks: Collection[int],
     left: Collection[str],
+    width: int | None,
 ) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     for k, row in enumerate(rows):
-        table.add_row(*row, end_section=k + 1 in breaks)
-    Console().print(table)
+        table.add_row(*map(Text, row), end_section=k + 1 in breaks)
+    Console(width=width).print(table)

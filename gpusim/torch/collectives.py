@@ -93,7 +93,9 @@ def _spec(call: Call) -> CollectiveSpec:
             reduction, text = None, _text(reduction, f"{name}: reduction")
         else:
             reduction = as_reduction(reduction, f"{name}: reduction")
-    groups = None if call.groups is None else read_groups(call).members
+    groups = None
+    if call.groups is not None:
+        groups = read_groups(call, resolve_names(call.axis_name)).members
     parameters = tuple([(key, _plain(value)) for key, value in call.parameters.items()])
     return CollectiveSpec(call.collective.key, parameters, groups, reduction, reduction_text=text)
 

@@ -249,3 +249,24 @@ def test_the_order_of_groups_and_of_members_counts():
 
 def test_one_group_of_all_replicas_is_made_once() -> None:
     assert Groups.all(300) is Groups.all(np.int64(300))
+
+
+def test_groups_are_read_anew_though_their_check_is_cached() -> None:
+    lists = [[0, 1], [2, 3]]
+    first = Groups.from_axis_index_groups(lists, 4)
+    assert Groups.from_axis_index_groups([np.array([0, 1]), (2, 3)], 4) is first
+    lists[0].reverse()
+    assert Groups.from_axis_index_groups(lists, 4).members == ((1, 0), (2, 3))
+    lists[0][0] = 3
+    for _ in range(2):  # a refusal is not cached
+        with pytest.raises(ValueError, match="exactly once"):
+            Groups.from_axis_index_groups(lists, 4)
+    with pytest.raises(ValueError, match=r"0\.\.7 exactly once"):
+        Groups.from_axis_index_groups([[0, 1], [2, 3]], 8)
+    with pytest.raises(TypeError, match="list of lists of integers"):
+        Groups.from_axis_index_groups([[0.0, 1.0], [2.0, 3.0]], 4)  # equal to the cached ones
+    with pytest.raises(ValueError, match="same size"):
+        Groups.from_axis_index_groups([[0], [1, 2, 3]], 4)
+    assert Groups.from_axis_index_groups([[0], [1, 2, 3]], 4, uneven=True).group_sizes == (1, 3)
+    with pytest.raises(ValueError, match="same size"):
+        Groups.from_axis_index_groups([[0], [1, 2, 3]], 4)

@@ -26,10 +26,20 @@ def by_text(x: Any) -> Any:
     return lax.psum(x, "i", reduction="linear seed=1")
 
 
+CONSECUTIVE = [[0, 1, 2, 3], [4, 5, 6, 7]]
+SCATTERED = [[0, 3, 5, 6], [1, 2, 4, 7]]
+
+
+def by_groups(groups: list[list[int]]) -> Callable[[Any], Any]:
+    return gpusim.vmap(lambda x: lax.psum(x, "i", axis_index_groups=groups), axis_name="i")
+
+
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "identity": (gpusim.vmap(lambda x: x, axis_name="i"), 27),
     "psum": (gpusim.vmap(total, axis_name="i"), 39),
     "psum by a text": (gpusim.vmap(by_text, axis_name="i"), 39),
+    "psum in groups": (by_groups(CONSECUTIVE), 110),
+    "psum in scattered groups": (by_groups(SCATTERED), 99),
     "psum, map made anew": (lambda x: gpusim.vmap(total, axis_name="i")(x), 46),
     "psum of a tree": (gpusim.vmap(lambda x: total({"a": x, "b": x}), axis_name="i"), 121),
     "psum of an integer": (gpusim.vmap(lambda x: x + lax.psum(1, "i"), axis_name="i"), 58),

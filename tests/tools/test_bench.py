@@ -701,7 +701,7 @@ def test_every_row_has_a_cell_for_every_heading() -> None:
 def test_tables_print_without_rich(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    monkeypatch.setattr("gpusim.tools.tables.available", lambda name: False)
     table.show(results([outcome(TINY[0], **{OURS: 2e-3, "NumPy": 5e-3})]))
     line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("psum"))
     assert line.split() == ["psum", "float32", "-", "2.50", "2.00", "ms", "2.00", "ms"]

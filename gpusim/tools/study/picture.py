@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gpusim.tools.study.results import Row, Study
-    from gpusim.tools.study.training import Training
+    from gpusim.tools.study.rows import Measured, Row
+    from gpusim.tools.study.runs import Trained
 
 __all__ = ["MARKERS", "pictures", "write", "write_training"]
 
@@ -58,7 +58,7 @@ STYLE = {"legend.handlelength": 3.2, "lines.linewidth": 1.4, "lines.markersize":
 OVERFLOW = "x"
 
 
-def pictures(study: Study) -> list[str]:
+def pictures(study: Measured) -> list[str]:
     """The figures that are worth a picture."""
     rare = [n for n in ("sign_flips", "overflowed") if any(getattr(r.mean, n) for r in study.rows)]
     return [*PICTURES, *rare]
@@ -76,7 +76,7 @@ AGAINST = ("replicas", "bytes")
 
 
 def write(
-    study: Study, path: Path, metric: str = "relative_error", against: str = "replicas"
+    study: Measured, path: Path, metric: str = "relative_error", against: str = "replicas"
 ) -> Path:
     """Draw one figure of a study into `path`; returns it."""
     figures.check_suffix(path)
@@ -89,7 +89,7 @@ def write(
 
 
 @contextmanager
-def trade_off(study: Study, metric: str) -> Iterator[Figure]:
+def trade_off(study: Measured, metric: str) -> Iterator[Figure]:
     """A figure against the bytes that a replica sends: a mark for each setting, at the most
     replicas, and small ones for fewer."""
     styles = _styles(study.settings)
@@ -124,7 +124,7 @@ def trade_off(study: Study, metric: str) -> Iterator[Figure]:
 
 
 @contextmanager
-def drawn(study: Study, metric: str) -> Iterator[Figure]:
+def drawn(study: Measured, metric: str) -> Iterator[Figure]:
     """The picture of one figure, while matplotlib has its style."""
     draw = _lines if len({row.replicas for row in study.rows}) > 1 else _dots
     with draw(study, metric) as figure:
@@ -132,7 +132,7 @@ def drawn(study: Study, metric: str) -> Iterator[Figure]:
 
 
 @contextmanager
-def _lines(study: Study, metric: str) -> Iterator[Figure]:
+def _lines(study: Measured, metric: str) -> Iterator[Figure]:
     """A line for each setting; above them, if anything overflows, its share."""
     styles = _styles(study.settings)
     columns = 1 if len(styles) < 3 or max(len(s.name) for s in styles) > 50 else 2
@@ -162,7 +162,7 @@ def _lines(study: Study, metric: str) -> Iterator[Figure]:
         yield figure
 
 
-def _title(study: Study, count: str) -> str:
+def _title(study: Measured, count: str) -> str:
     return f"{study.op.capitalize()} of {count} replicas: {study.input}"
 
 
@@ -171,7 +171,7 @@ def _label(metric: str) -> str:
     return f"size of the {label}" if metric in SIGNED else label
 
 
-def _shifts(study: Study, metric: str) -> dict[Setting, float]:
+def _shifts(study: Measured, metric: str) -> dict[Setting, float]:
     """A factor of R for each line: marks of lines that would cover each other stand side by side.
 
     Those are lines that nowhere differ by more than 5 percent.
@@ -192,7 +192,7 @@ def _shifts(study: Study, metric: str) -> dict[Setting, float]:
     }
 
 
-def _count_scale(axes: Axes, study: Study) -> None:
+def _count_scale(axes: Axes, study: Measured) -> None:
     replicas = sorted({row.replicas for row in study.rows})
     axes.set_xscale("log", base=2)
     few = replicas[:: math.ceil(len(replicas) / 11)]
@@ -216,11 +216,11 @@ def _limits(axes: Axes, direction: str, metric: str) -> None:
         getattr(axes, f"set_{direction}lim")(0, None if metric == "sign_flips" else 1.02)
 
 
-def _overflows(study: Study) -> bool:
+def _overflows(study: Measured) -> bool:
     return any(row.mean.overflowed for row in study.rows)
 
 
-def _share(axes: Axes, study: Study, styles: dict[Setting, dict[str, Any]]) -> None:
+def _share(axes: Axes, study: Measured, styles: dict[Setting, dict[str, Any]]) -> None:
     """The share of elements that overflow."""
     for setting, style in styles.items():
         rows = study.of(setting)
@@ -308,7 +308,7 @@ def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift
 
 
 @contextmanager
-def _dots(study: Study, metric: str) -> Iterator[Figure]:
+def _dots(study: Measured, metric: str) -> Iterator[Figure]:
     """One number of replicas: a row for each setting, or for each array of the input."""
     styles = _styles(study.settings)
     tensors: list[str | None] = [None, *study.tensors]
@@ -368,7 +368,7 @@ def _dot(
         axes.text(1.01, y, text, transform=edge, **beside)
 
 
-def write_training(training: Training, path: Path) -> Path:
+def write_training(training: Trained, path: Path) -> Path:
     """Draw a training study into `path`; returns it."""
     figures.check_suffix(path)
     with drawn_training(training) as figure:
@@ -376,7 +376,7 @@ def write_training(training: Training, path: Path) -> Path:
 
 
 @contextmanager
-def drawn_training(training: Training) -> Iterator[Figure]:
+def drawn_training(training: Trained) -> Iterator[Figure]:
     """Loss, accuracy and progress by epoch, while matplotlib has its style."""
     with _figure(7.2, 3.1) as figure:
         losses, accuracies, ways = figure.subplots(1, 3)

@@ -12,8 +12,8 @@ from gpusim.tools.study import picture, table
 from gpusim.tools.study.metrics import METRICS, RESOLUTION
 
 if TYPE_CHECKING:
-    from gpusim.tools.study.results import Study
-    from gpusim.tools.study.training import Training
+    from gpusim.tools.study.rows import Measured
+    from gpusim.tools.study.runs import Trained
 
 __all__ = ["write", "write_training"]
 
@@ -39,7 +39,7 @@ rounded stochastically, it now and then moves the weight by a whole unit, and th
 right.</p>"""
 
 
-def write(study: Study, path: Path) -> Path:
+def write(study: Measured, path: Path) -> Path:
     """Write a sweep's page into `path`; returns it."""
     meaning = MEANING.format(op=study.op, resolution=RESOLUTION)
     parts = [f"<p>Input: {escape(study.input)}.</p>", meaning]
@@ -61,7 +61,7 @@ def write(study: Study, path: Path) -> Path:
     return write_page("Precision study", [*parts, _about(study.about)], path)
 
 
-def write_training(training: Training, path: Path) -> Path:
+def write_training(training: Trained, path: Path) -> Path:
     """Write a training study's page into `path`; returns it."""
     parts = [f"<p>{escape(training.title[0].upper() + training.title[1:])}.</p>", TRAINING_MEANING]
     with picture.drawn_training(training) as figure:

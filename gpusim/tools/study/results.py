@@ -9,119 +9,29 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from gpusim.files import atomic_write
-from gpusim.tools.study.metrics import METRICS, Metrics
-from gpusim.tools.study.settings import Setting
+from gpusim.tools.study import picture, report, table
+from gpusim.tools.study.metrics import METRICS
+from gpusim.tools.study.rows import Measured, Measurement, Row
 
 __all__ = ["Measurement", "Row", "Study"]
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One reduction: a setting, a number of replicas, a seed, and its figures."""
-
-    setting: Setting
-    replicas: int
-    seed: int
-    metrics: Metrics
-    tensor: str | None = None
-    """One of the input's arrays; None is all of the input."""
-    bytes_sent: float = math.nan
-    """By each replica, on average."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A setting at a number of replicas: each figure's mean over the seeds, and its spread.
-
-    The spread is the standard deviation between seeds (of the sample); NaN with fewer than two.
-    """
-
-    setting: Setting
-    replicas: int
-    seeds: tuple[int, ...]
-    mean: Metrics
-    spread: Metrics
-    tensor: str | None = None
-    bytes_sent: float = math.nan
-
-    @classmethod
-    def of(cls, measurements: Sequence[Measurement]) -> Row:
-        figures = [asdict(m.metrics) for m in measurements]
-        columns = {name: [row[name] for row in figures] for name in METRICS}
-        one = measurements[0]
-        return cls(
-            one.setting,
-            one.replicas,
-            tuple(m.seed for m in measurements),
-            Metrics(**{name: _mean(values) for name, values in columns.items()}),
-            Metrics(**{name: _deviation(values) for name, values in columns.items()}),
-            one.tensor,
-            one.bytes_sent,
-        )
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The row as it is written to files."""
-        figures: dict[str, Any] = {}
-        for name in METRICS:
-            figures[name] = getattr(self.mean, name)
-            figures[f"{name}_spread"] = getattr(self.spread, name)
-        many = len(self.seeds) if self.setting.stochastic else None
-        place = {"tensor": self.tensor, "replicas": self.replicas}
-        more: dict[str, Any] = {"wire": None, "hierarchy": None}
-        fields = more | self.setting.record | {"reduction": self.setting.text}
-        fields |= {"bytes_sent": self.bytes_sent}
-        return {**place, **fields, "seeds": many, **figures}
-
-
-@dataclass(frozen=True)
-class Study:
-    """A finished sweep.
+class Study(Measured):
+    """A finished sweep, with methods to print, draw and write it.
 
     `input` describes the input, `about` has the parameters to repeat the sweep, `measurements` has
     one entry for each reduction, and `rows` combines the seeds.
     """
 
-    input: str
-    about: dict[str, Any]
-    measurements: list[Measurement]
-    rows: list[Row] = field(init=False)
-
-    def __post_init__(self) -> None:
-        groups: dict[tuple[Any, ...], list[Measurement]] = {}
-        for m in self.measurements:
-            groups.setdefault((m.setting, m.replicas, m.tensor), []).append(m)
-        object.__setattr__(self, "rows", [Row.of(group) for group in groups.values()])
-
-    @property
-    def settings(self) -> list[Setting]:
-        return list(dict.fromkeys(row.setting for row in self.rows))
-
-    @property
-    def tensors(self) -> list[str]:
-        """The names of the input's arrays, if they have rows of their own."""
-        return list(dict.fromkeys(row.tensor for row in self.rows if row.tensor is not None))
-
-    def of(self, setting: Setting, tensor: str | None = None) -> list[Row]:
-        """The rows of one setting, by number of replicas; of one array, or of all the input."""
-        rows = [row for row in self.rows if (row.setting, row.tensor) == (setting, tensor)]
-        return sorted(rows, key=lambda row: row.replicas)
-
-    @property
-    def op(self) -> str:
-        """What was measured, in words: "sum", "mean", or both."""
-        return " and ".join(dict.fromkeys(setting.op for setting in self.settings))
-
     def show(self, figures: Sequence[str] | None = None) -> None:
         """Print the table; `figures` are its columns, of those that METRICS names."""
-        from gpusim.tools.study import table
-
         table.show(self, table.MAIN if figures is None else figures)
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
@@ -171,28 +81,11 @@ class Study:
         It is drawn `against` the number of "replicas", or, for the largest one, the "bytes" that
         each replica sends.
         """
-        from gpusim.tools.study.picture import write
-
-        return write(self, Path(path), metric, against)
+        return picture.write(self, Path(path), metric, against)
 
     def report(self, path: str | PathLike[str]) -> Path:
         """Write a page with the table and all pictures inside it. Returns the path."""
-        from gpusim.tools.study.report import write
-
-        return write(self, Path(path))
-
-
-def _mean(values: Sequence[float]) -> float:
-    if not all(map(math.isfinite, values)):
-        return sum(values)  # an infinity, or NaN
-    return math.fsum(values) / len(values)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return math.nan
-    mean = _mean(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+        return report.write(self, Path(path))
 
 
 def _without_nan(record: dict[str, Any], nothing: Any = None) -> dict[str, Any]:

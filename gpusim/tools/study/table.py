@@ -11,8 +11,8 @@ from gpusim.tools.study.metrics import METRICS
 from gpusim.tools.tables import Cells, print_table
 
 if TYPE_CHECKING:
-    from gpusim.tools.study.results import Row, Study
-    from gpusim.tools.study.training import Training
+    from gpusim.tools.study.rows import Measured, Row
+    from gpusim.tools.study.runs import Trained
 
 __all__ = [
     "DETAILS",
@@ -64,7 +64,7 @@ LEFT = ("tensor", "setting", "format", "text")
 """The headings of the columns of text."""
 
 
-def figures(study: Study, chosen: Sequence[str]) -> list[str]:
+def figures(study: Measured, chosen: Sequence[str]) -> list[str]:
     """The figures of a table. **Raises**: ValueError for an unknown one."""
     for name in chosen:
         if name not in METRICS:
@@ -73,14 +73,14 @@ def figures(study: Study, chosen: Sequence[str]) -> list[str]:
     return [*chosen, *(name for name in found if name not in chosen)]
 
 
-def columns(study: Study, chosen: Sequence[str] = MAIN) -> list[str]:
+def columns(study: Measured, chosen: Sequence[str] = MAIN) -> list[str]:
     """The headings of a table of some figures."""
     first = ["tensor"] if study.tensors else []
     headings = [COLUMNS[name].heading for name in figures(study, chosen)]
     return [*first, "replicas", "setting", *_sent(study), *headings]
 
 
-def cells(study: Study, chosen: Sequence[str] = MAIN) -> Cells:
+def cells(study: Measured, chosen: Sequence[str] = MAIN) -> Cells:
     """The rows as text; ± is the standard deviation between seeds."""
     names = figures(study, chosen)
     rows = []
@@ -92,7 +92,7 @@ def cells(study: Study, chosen: Sequence[str] = MAIN) -> Cells:
     return rows
 
 
-def _sent(study: Study) -> list[str]:
+def _sent(study: Measured) -> list[str]:
     """The heading of the bytes that are sent, where settings differ in what they send."""
     return ["bytes sent"] if any(setting.in_phases for setting in study.settings) else []
 
@@ -106,25 +106,25 @@ def _cell(row: Row, name: str) -> str:
     return f"{mean:{column.mean}}{more}"
 
 
-def breaks(study: Study) -> set[int]:
+def breaks(study: Measured) -> set[int]:
     """The rows before which the number of replicas changes."""
     counts = [row.replicas for row in study.rows]
     return {k for k in range(1, len(counts)) if counts[k] != counts[k - 1]}
 
 
-def notes(study: Study) -> list[str]:
+def notes(study: Measured) -> list[str]:
     """Sentences below the table."""
     share = max(row.mean.infinite_input for row in study.rows)
     infinite = f"{share:.2%} of the elements have an infinite input, and enter no error"
     return [*study.about.get("notes", ()), *([infinite] if share else [])]
 
 
-def texts(study: Study) -> Cells:
+def texts(study: Measured) -> Cells:
     """Each setting, and its Reduction as text."""
     return [[setting.name, setting.text] for setting in study.settings]
 
 
-def show(study: Study, chosen: Sequence[str] = MAIN) -> None:
+def show(study: Measured, chosen: Sequence[str] = MAIN) -> None:
     """Print a study's table."""
     title = f"Error of the {study.op}: {study.input}"
     print_table(title, columns(study, chosen), cells(study, chosen), breaks(study), LEFT)
@@ -139,7 +139,7 @@ def training_columns() -> list[str]:
     return ["format", "test accuracy", "final loss", "progress", "updates that changed nothing"]
 
 
-def training_cells(training: Training) -> Cells:
+def training_cells(training: Trained) -> Cells:
     return [
         [
             row["format"],
@@ -152,6 +152,6 @@ def training_cells(training: Training) -> Cells:
     ]
 
 
-def show_training(training: Training) -> None:
+def show_training(training: Trained) -> None:
     """Print a training study's table."""
     print_table(training.title, training_columns(), training_cells(training))

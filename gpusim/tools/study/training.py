@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ import gpusim
 from gpusim.fallback import round_to
 from gpusim.fallback.formats import FLOAT32
 from gpusim.files import atomic_write
-from gpusim.formats import Format, kernel_format
+from gpusim.formats import kernel_format
 from gpusim.optional import require
 from gpusim.tools import digits
 from gpusim.tools.digits import Tree
 from gpusim.tools.progress import Advance, progress, silent
+from gpusim.tools.study import picture, report, table
+from gpusim.tools.study.runs import COLUMNS, StorageFormat, Trained, TrainingRun
 from gpusim.tools.study.settings import (
     ValueFormat,
     carrier,
@@ -52,24 +54,6 @@ FORMATS = (
 RATE = 0.005
 """Of plain gradient descent: so small that many updates are less than half of a weight's ulp in
 float16, as they are in the training of large networks."""
-COLUMNS = ("format", "test accuracy", "final loss", "progress", "unchanged")
-
-
-@dataclass(frozen=True)
-class StorageFormat:
-    """One line of the picture: a format and how values are rounded to it."""
-
-    dtype: ValueFormat
-    rounding: str
-
-    @property
-    def name(self) -> str:
-        return format_name(self.dtype) + (", stochastic" if self.rounding == "stochastic" else "")
-
-    @property
-    def accumulate(self) -> Format | None:
-        """What sums of gradients are rounded to; None is the default of Reduction."""
-        return self.dtype if isinstance(self.dtype, Format) else None
 
 
 def parse(text: str) -> StorageFormat:
@@ -89,61 +73,12 @@ def parse(text: str) -> StorageFormat:
 
 
 @dataclass(frozen=True)
-class TrainingRun:
-    """One training, by epoch."""
-
-    format: StorageFormat
-    losses: NDArray[np.float64]  # on the training images, the mean over the epoch's steps
-    accuracies: NDArray[np.float64]  # on the test images, after the epoch
-    unchanged: NDArray[np.float64]  # share of the updates that left their weight as it was
-    weights: list[NDArray[np.float32]]  # before the first step, then after each epoch
-
-
-@dataclass(frozen=True)
-class Training:
+class Training(Trained):
     """All runs, first that of float32, with methods to print, draw and write them."""
-
-    about: dict[str, Any]
-    runs: list[TrainingRun]
-    ways: list[NDArray[np.float64]] = field(init=False)
-    """By epoch: the share of float32's displacement of the weights that a run reaches."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ways", [way(run, self.runs[0]) for run in self.runs])
-
-    @property
-    def title(self) -> str:
-        about = self.about
-        return (
-            f"{' and '.join(about['held'])} in the format, {about['replicas']} replicas, "
-            f"rate {about['rate']:g}"
-        )
-
-    @property
-    def table(self) -> list[dict[str, Any]]:
-        """A row for each run, after the last epoch."""
-        return [
-            dict(
-                zip(
-                    COLUMNS,
-                    (
-                        run.format.name,
-                        float(run.accuracies[-1]),
-                        float(run.losses[-1]),
-                        float(way[-1]),
-                        float(run.unchanged[-1]),
-                    ),
-                    strict=True,
-                )
-            )
-            for run, way in zip(self.runs, self.ways, strict=True)
-        ]
 
     def show(self) -> None:
         """Print the table."""
-        from gpusim.tools.study.table import show_training
-
-        show_training(self)
+        table.show_training(self)
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
         """Write the table. Returns the path."""
@@ -177,15 +112,11 @@ class Training:
 
     def plot(self, path: str | PathLike[str]) -> Path:
         """Draw loss, accuracy and progress: .png, .svg or .pdf. Returns the path."""
-        from gpusim.tools.study.picture import write_training
-
-        return write_training(self, Path(path))
+        return picture.write_training(self, Path(path))
 
     def report(self, path: str | PathLike[str]) -> Path:
         """Write a page with the table and the picture inside it. Returns the path."""
-        from gpusim.tools.study.report import write_training
-
-        return write_training(self, Path(path))
+        return report.write_training(self, Path(path))
 
 
 def train(
@@ -348,13 +279,3 @@ def _unchanged(before: Tree, after: Tree, mean: Tree) -> float:
 
 def _flat(weights: Tree) -> NDArray[np.float32]:
     return np.concatenate([weight.astype(FLOAT32).reshape(-1) for weight in weights.values()])
-
-
-def way(run: TrainingRun, reference: TrainingRun) -> NDArray[np.float64]:
-    """After each epoch, the share of the reference's displacement that the run reaches."""
-    shares = []
-    for here, there in zip(run.weights[1:], reference.weights[1:], strict=True):
-        moved = here.astype(np.float64) - run.weights[0]
-        wanted = there.astype(np.float64) - reference.weights[0]
-        shares.append(float(np.sum(moved * wanted) / np.sum(wanted * wanted)))
-    return np.array(shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from gpusim.fallback.threads import cores
 from ....errors import GpusimError, ReplicaError
 from ....maps.axis_environment import AxisEntry
 from ....maps.call_site import call_site
-from ....maps.clock import Work
+from ....maps.clock import Clock, Work
 from ....maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ....recording import Recorder
 from ....reduction import Reduction, current, entered, forked
@@ -168,10 +169,10 @@ class Launch:
         self.around = around or (lambda index: nullcontext())
         # In turns one: "who runs" and "whose globals are in place" are then the same question.
         slots = 1 if self.in_turns else cores()
-        self.scheduler = Scheduler(slots, self.in_turns)
+        clock = functools.partial(Clock, work_of=self.work_of)
+        self.scheduler = Scheduler(slots, self.in_turns, clock)
         # Called with the scheduler's lock held: it must not take it, nor wait.
         self.scheduler.describe_stall = self.describe_stall
-        self.scheduler.clock.work_of = self.work_of
         self.scheduler.name_of = lambda index, axis: f"rank {index}"
         # The process and the thread that launch: what this thread does is not a rank's work.
         self.pid, self.tid = os.getpid(), threading.get_native_id()
