@@ -7,6 +7,7 @@ import ctypes
 import functools
 import inspect
 import itertools
+import mmap
 import multiprocessing
 import os
 import signal
@@ -14,9 +15,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from torch import Tensor
 
@@ -49,12 +50,9 @@ from .messages import (
 )
 from .parts import Parts, Posted
 from .plans import CALL, CALLED, PLANS, Planned, answer_of, key_of
-from .threads import Rank
+from .threads import Launch, Rank
 
-if TYPE_CHECKING:
-    from .processes import ProcessLaunch
-
-__all__ = ["run"]
+__all__ = ["LaunchOfProcesses", "run"]
 
 EMPTY = memoryview(b"")
 
@@ -91,13 +89,26 @@ METHODS = {
 """The methods of a group that call others, and their operation's name."""
 
 
+class LaunchOfProcesses(Launch):
+    """A launch whose ranks are processes, as they know it: they have it from the fork.
+
+    **Attributes**: `program` is what each rank runs; `start_method` is multiprocessing's, as it was
+    in the launching process; `interrupted` is memory that all map: byte 0 is 1 after Ctrl-C, and
+    byte 1 + rank when the rank has seen it.
+    """
+
+    program: Callable[[Rank], Any]
+    start_method: str | None
+    interrupted: mmap.mmap
+
+
 # In the rank's process. All fields are the program's main thread's, which alone makes calls
 # (`check_thread`), but `streams`, which any thread of the program writes to, and those that the
 # signal handler writes: `ended`, `late`. Python runs it in the main thread, between two bytecodes.
 class ProcessRank(Rank):
     """The rank of this process."""
 
-    def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
+    def join(self, launch: LaunchOfProcesses, rank: Rank, channel: Channel) -> None:
         # The rank as the launching process had it at the fork: number, environment, names.
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
@@ -603,7 +614,7 @@ class ForwardedStream:
 
 
 def run(
-    launch: ProcessLaunch, index: int, end: socket.socket, others: list[Channel], parent: int
+    launch: LaunchOfProcesses, index: int, end: socket.socket, others: list[Channel], parent: int
 ) -> None:
     """Run the program of a rank, in its process, which has just been forked."""
     # Else the other ranks' sockets stay open here, and their end is not seen.
@@ -645,7 +656,7 @@ def run(
             stream.send_line()
 
 
-def _be_main(launch: ProcessLaunch) -> None:
+def _be_main(launch: LaunchOfProcesses) -> None:
     """Let Python take the process for one that nothing has forked, as torchrun's are."""
     multiprocessing.set_start_method(launch.start_method, force=True)  # a fork has set it
     multiprocessing.current_process().name = "MainProcess"
@@ -655,7 +666,7 @@ def _be_main(launch: ProcessLaunch) -> None:
     module._parent_process = None
 
 
-def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
+def _run(launch: LaunchOfProcesses, rank: ProcessRank) -> None:
     # Before the program's first line, and the same as under threads.
     sow(seeds_of(launch.seed, rank.index))  # after Python, which seeds anew in a fork
     os.environb.update(rank.environment)

@@ -42,7 +42,8 @@ from ..calls.exchange import GroupKey, Posting, RankWork, Terms
 from ..calls.folds import FoldCall
 from ..calls.group import RankGroup
 from ..calls.reductions import Reducing
-from . import child as process
+from .child import METHODS, LaunchOfProcesses
+from .child import run as run_in_process
 from .messages import (
     Channel,
     Message,
@@ -56,7 +57,7 @@ from .messages import (
 )
 from .plans import CALL, CALLED, PLANS, Plan, answered, is_within
 from .progress import Stillness, work_of_process
-from .threads import Launch, Rank
+from .threads import Rank
 
 __all__ = ["ProcessLaunch"]
 
@@ -214,7 +215,7 @@ class ProxyGroup(RankGroup):
         return decode(answer["reduction"], []), answer["number"]
 
 
-class ProcessLaunch(Launch):
+class ProcessLaunch(LaunchOfProcesses):
     """A launch whose ranks run in processes."""
 
     rank_type = ProxyRank
@@ -368,7 +369,7 @@ class ProcessLaunch(Launch):
                 far = self.open_channel(rank)
                 arguments = (self, rank.index, far, list(self.channels), parent)
                 name = f"rank {rank.index}"
-                child = context.Process(target=process.run, args=arguments, name=name)
+                child = context.Process(target=run_in_process, args=arguments, name=name)
                 with warnings.catch_warnings(), far:
                     warnings.simplefilter("ignore", DeprecationWarning)  # of forks in threads
                     child.start()
@@ -636,7 +637,7 @@ class Proxy:
         start: int = 0,
     ) -> Message:
         # What a process sends is not trusted: it names a method, never an attribute of its choice.
-        if method not in process.METHODS:
+        if method not in METHODS:
             raise GpusimError(f"a group has no method {method!r:.60}")
         if isinstance(self.memory, bytearray):  # what is only written was not sent
             self.memory.extend(bytes(max(0, size - len(self.memory))))
