@@ -79,11 +79,11 @@ class AnyStream(_StandIn):
     def __enter__(self) -> AnyStream:
         mode = rank_mode()
         self.entered.append(mode.stream)
-        mode.stream = self  # type: ignore[assignment]
+        mode.stream = self
         return self
 
     def __exit__(self, *raised: object) -> None:
-        rank_mode().stream = self.entered.pop()  # type: ignore[assignment]
+        rank_mode().stream = self.entered.pop()
 
     def wait_event(self, event: AnyEvent) -> None:
         """Return, as there is nothing to wait for."""
