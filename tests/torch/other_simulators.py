@@ -1,4 +1,4 @@
-"""What runs in torch's own simulated groups and in gpusim: the table of docs/torch-distributed.md.
+"""What runs in torch's own simulated groups and in gpusim: the table of docs/torch-simulators.md.
 
 `python -m tests.torch.other_simulators` prints it. Each cell is a process of its own, as some hang:
 `python -m tests.torch.other_simulators ENGINE PROGRAM` runs one.

@@ -1,4 +1,4 @@
-"""The table of docs/torch-distributed.md says what torch's simulated groups and gpusim do."""
+"""The table of docs/torch-simulators.md says what torch's simulated groups and gpusim do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tests.torch.other_simulators import ENGINES, PROGRAMS, ROOT, outcome
 
-PAGE = (ROOT / "docs" / "torch-distributed.md").read_text()
+PAGE = (ROOT / "docs" / "torch-simulators.md").read_text()
 ROWS = {
     cells[0]: dict(zip(ENGINES, cells[1:], strict=True))
     for line in PAGE.partition("## Beside torch's own")[2].splitlines()
