@@ -46,8 +46,6 @@ IDLE = 0.5
 poll, which on a busy machine is as much as a fifth of the time."""
 
 
-# Owner: the scheduler. Made and read under its lock. An entry that is no longer its replica's
-# `timed` stays in the heap, and is dropped when it comes to the top: so nothing is searched.
 class Work(NamedTuple):
     """The seconds of work of a replica, and whether it works just now."""
 
@@ -80,6 +78,8 @@ class Watched:
         return self._worked < IDLE * self._passed and self._busy < IDLE * self.looks
 
 
+# Owner: the scheduler. Made and read under its lock. An entry that is no longer its replica's
+# `timed` stays in the heap, and is dropped when it comes to the top: so nothing is searched.
 class Timed:
     """A replica's sleep, or the limit of its wait; valid while it is the replica's `timed`.
 
@@ -200,8 +200,6 @@ class Clock:
 
         **Returns**: False if nothing will happen, as all that can go on ask, again and again.
         """
-        # Looks without the lock held in between: `_look` reads clocks of work from /proc, which
-        # takes long; only what it decides is done under the lock.
         scheduler = self.scheduler
         self._asking.add(replica)
         if self.pending():
@@ -304,6 +302,8 @@ class Clock:
 
     def _look(self) -> None:
         """Take the slots of replicas that are outside and make no progress. (Takes the lock.)"""
+        # Looks without the lock held in between: `_look` reads clocks of work from /proc, which
+        # takes long; only what it decides is done under the lock.
         scheduler = self.scheduler
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
@@ -313,6 +313,8 @@ class Clock:
         for replica, stamp in holders:
             # Reading /proc takes longer than many a block: it is done only for a replica that stood
             # still between two looks.
+            # The stamp says that it is the same block as at the last look: else the replica has
+            # been back in gpusim since, which is progress.
             watched = seen.get(replica)
             if watched is None or watched.stamp != stamp:  # it has made progress
                 self._seen[replica] = Watched(stamp)
@@ -387,8 +389,6 @@ def come_back(replica: ReplicaThread) -> None:
     **Raises**: ReplicaEnded if the replica has been ended meanwhile.
     """
     scheduler = replica.call.scheduler
-    # The stamp says that it is the same block as at the last look: else the replica has been back
-    # in gpusim since, which is progress.
     with scheduler.lock:
         away, inside = replica.away, replica.inside
         if away:

@@ -127,7 +127,7 @@ class ReplicaThread:
         # collective.
         self.ended = False
         # Invariant: an exception is posted only while it is False. So it is True wherever the
-        # thread may hold a lock of gpusim's, or is about to give its slot away or to get one.
+        # thread may hold the scheduler's lock, or is about to give its slot away or to get one.
         self.inside = True
         # Set once, by the replica's own thread. Waits leave `inside` True then.
         self.serves = False
@@ -153,7 +153,7 @@ class ReplicaThread:
         contribution: Any,
         compute: Callable[[list[Any]], list[Any]],
     ) -> Any:
-        """Wait for the other replicas along `threads`; the last to arrive computes all outcomes.
+        """Wait for the other replicas along `threaded_axes`; the last to arrive computes all outcomes.
 
         An exception in `compute` is raised in every replica.
         """
@@ -555,6 +555,7 @@ class PmapCall:
         return results
 
     def execute_inside(self, parent: ReplicaThread) -> None:
+        """Run the replicas for one of another call, which waits for them. (In its own thread.)"""
         with self.scheduler.lock:
             parent.inside = not parent.ended
             parent.check_ended()
@@ -663,7 +664,7 @@ class PmapCall:
         )
 
     def describe_running(self) -> str:
-        """The replicas that still run, of this call and of those inside it, and where they are."""
+        """The replicas that still run, also of calls inside, and where they are. (Takes the lock.)"""
         stacks = sys._current_frames()
         found = []
         with self.scheduler.lock:
@@ -710,8 +711,8 @@ class Scheduler:
         self.slots = slots
         self.one_at_a_time = one_at_a_time
         # Invariant: the number of replicas that hold a slot, at most `slots`. Raised in
-        # `fill_slots` alone, before the replica is woken or started, so that a slot is never given
-        # twice.
+        # `fill_slots`, before the replica is woken or started, so that a slot is never given twice;
+        # and by a world's thread whose process has left (`WorldProxy`), before it ends.
         self.running = 0
         self.waiting_for_instances = 0  # replicas that wait for other instances
         # First come, first served: so in turns the order follows from the program.
@@ -851,7 +852,7 @@ class Scheduler:
             self.root.abort(DeadlockError(self.describe_stall()))
 
     def rendezvous_of(self, threaded_axes: Axes, enclosing: Axes) -> Rendezvous:
-        """The rendezvous of the replicas along `threads` with the caller's other indices."""
+        """The rendezvous of the replicas along `threaded_axes` with the caller's other indices."""
         # By the call and not by the axis's name: two maps of one name may run at a time. Replicas
         # bind entries of their own, so sizes and indices stand for them.
         path: list[Any] = [id(self.calls[threaded_axes[0]])]
@@ -869,7 +870,10 @@ class Scheduler:
     def complete_rendezvous(
         self, rendezvous: Rendezvous, last: ReplicaThread, compute: Callable[[list[Any]], list[Any]]
     ) -> bool:
-        """Compute all outcomes and make the replicas ready; True if the last one keeps its slot."""
+        """Compute all outcomes, and make the replicas ready. (In the last one's thread.)
+
+        **Returns**: True if the last one keeps its slot.
+        """
         error: BaseException | None = None
         outcomes: list[Any] = [None] * len(rendezvous.replicas)
         try:
@@ -899,7 +903,8 @@ class Scheduler:
     def end_running(self) -> None:
         """Post a ReplicaEnded to each replica that is to end and still runs user code.
 
-        One that has seen a KeyboardInterrupt gets another one only once it is abandoned.
+        One that has seen a KeyboardInterrupt gets another one only once it is abandoned. (Takes the
+        lock.)
         """
         with self.lock:
             for thread in self.to_end(self.root is not None and self.root.abandoned):
@@ -928,7 +933,10 @@ class Scheduler:
             raise KeyboardInterrupt
 
     def only_blocked_run(self) -> bool:
-        """Whether only replicas that wait in C code run, and are to be left there."""
+        """Whether only replicas that wait in C code run, and are to be left there.
+
+        (Takes the lock.)
+        """
         with self.lock:
             running = self.running + self.clock.away
             left = self.to_end()

@@ -54,6 +54,7 @@ BESIDE_THE_WING = {
     "tests/cuda/test_device_streams.py",  # pmap on devices of all kinds
     "tests/gpu/test_streams.py",
     "tests/project/test_docs.py",
+    "tests/tools/test_options.py",  # of all commands, poprun's among them
     "tests/tools/test_record.py",  # records of all kinds of programs
     "tests/worlds/test_world_scale.py",
 }

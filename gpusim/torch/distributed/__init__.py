@@ -14,7 +14,7 @@ How it works:
   Who differs is named at once. `group` is torch's ProcessGroup, `folds` says which Reduction a call
   has, `store` is the key-value store.
 - `accelerator`: the CPU in the role of GPUs; `memory`: tensors as arrays.
-- `private`, `private_calls`: torch's private interface, as far as it is used.
+- `private`, `private_calls`, `private_groups`: torch's private interface, as far as it is used.
 
 Arrows go from `launching` to `runners`, `calls`, `own`, and to the files beside them.
 """

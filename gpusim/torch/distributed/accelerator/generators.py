@@ -2,7 +2,7 @@
 
 Each rank has a generator for each of its GPUs, as a process has. torch seeds those of a process
 from the operating system, so that they differ between ranks: here they start from seeds of the rank
-(`..seeds`). They are generators of the CPU: a real GPU draws other numbers from the same seed.
+(`..own.seeds`). They are generators of the CPU: a real GPU draws other numbers from the same seed.
 
 torch's functions draw from the one default generator. While a function works on a GPU, that
 generator has the state of the GPU's (`GpuGenerators.drawing`).

@@ -2,7 +2,7 @@
 
 Programs set the level of their loggers by the rank, and give them a handler in each. All loggers
 are too many to look at with each turn: those are the ranks' own that a rank has changed, but not in
-the course of an import, which happens once for all ranks. The root belongs to `settings`.
+the course of an import, which happens once for all ranks. The root is in `table`.
 """
 
 from __future__ import annotations

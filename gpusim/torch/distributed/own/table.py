@@ -184,6 +184,7 @@ _TORCH = (
         turns=REFUSED,
         free=REFUSED,
     ),
+    # torch warns, or raises, where the old and the new way to set it are mixed, also if one reads.
     Row("torch.set_float32_matmul_precision, TF32", turns=SHARED),
     Row("torch.compile's configuration and caches", turns=SHARED),
     Row("levels of torch.autograd.forward_ad", turns=SHARED),
