@@ -153,7 +153,7 @@ class ReplicaThread:
         contribution: Any,
         compute: Callable[[list[Any]], list[Any]],
     ) -> Any:
-        """Wait for the other replicas along `threaded_axes`; the last to arrive computes all outcomes.
+        """Wait for the other replicas along the axes; the last to arrive computes all outcomes.
 
         An exception in `compute` is raised in every replica.
         """
@@ -664,7 +664,7 @@ class PmapCall:
         )
 
     def describe_running(self) -> str:
-        """The replicas that still run, also of calls inside, and where they are. (Takes the lock.)"""
+        """The replicas that still run, also of calls inside, and where. (Takes the lock.)"""
         stacks = sys._current_frames()
         found = []
         with self.scheduler.lock:
