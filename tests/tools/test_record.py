@@ -326,6 +326,7 @@ def test_a_launch_in_the_block_is_recorded(tmp_path: Path) -> None:
     assert [row.results for row in found.rows] == [0]
 
 
+@pytest.mark.own_process  # threads of gloo's may stay until the group is collected
 def test_a_real_process_is_recorded_by_the_hook(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/meet"
     with pytest.warns(RuntimeWarning, match="lacks torch.distributed's calls"):

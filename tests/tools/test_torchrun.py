@@ -178,7 +178,7 @@ def test_the_output_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["torchrun", *arguments]) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("ab 1\n", "no end of line")
-    assert main(["torchrun", "--only-rank", "1", script(tmp_path, text)]) == 1
+    assert main(["torchrun", "--only-rank", "1", script(tmp_path, text)]) == 2
     assert "--only-rank 1: expected a rank below 1" in capsys.readouterr().err
 
 

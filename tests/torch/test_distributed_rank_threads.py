@@ -270,6 +270,7 @@ def test_threads_that_have_ended_are_freed_at_once() -> None:
     assert freed == [True, True]
 
 
+@pytest.mark.own_process  # threads of gloo's may stay until the group is collected
 def test_a_thread_that_outlives_its_launch_leaves_the_process_its_groups(tmp_path: Path) -> None:
     ended, threads = threading.Event(), []
 

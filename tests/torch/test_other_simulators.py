@@ -10,7 +10,7 @@ from tests.torch.other_simulators import ENGINES, PROGRAMS, ROOT, outcome
 PAGE = (ROOT / "docs" / "torch-simulators.md").read_text()
 ROWS = {
     cells[0]: dict(zip(ENGINES, cells[1:], strict=True))
-    for line in PAGE.partition("## Beside torch's own")[2].splitlines()
+    for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith("| |")
     for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
 }
