@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("=BH")
 _RECORD_BYTES = 1024
 # Seconds from the end of another process to the report: a signal to all ends this process first.
+# mpirun ends those that are left 0.25 s after one was killed, and what they say later is lost.
 _REPORT_DELAY = 0.05
 
 
