@@ -998,15 +998,17 @@ def test_pytest_starts_without_gpusim_and_collects_without_torch(
     assert "1 passed" in out and "'gpusim'" in out and "'torch'" not in out
 
 
-def test_an_8_rank_test_is_quick(run: Run) -> None:
-    body = """
+def test_ranks_are_threads_of_pytests_process(run: Run) -> None:
+    """So a test of 8 ranks starts nothing: some 50 ms with DDP on a quiet machine."""
+    out = run(
+        """
     @pytest.mark.ranks(8)
     def test_it(rank):
+        print("PROCESS", os.getpid(), os.getppid())
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
         model(torch.ones(2, 8)).sum().backward()
-    """
-    for _ in range(10):  # on a machine that may be busy
-        (seconds,) = re.findall(r"([\d.]+)s call ", run(body, "--durations=0", "-vv").out)
-        if float(seconds) < 0.2:
-            return
-    pytest.fail(f"the last one took {seconds} s")
+    """,
+        "-s",
+    ).out
+    ranks = re.findall(r"PROCESS (\d+) (\d+)", out)
+    assert len(ranks) == 8 and len(set(ranks)) == 1
