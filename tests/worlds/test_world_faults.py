@@ -22,7 +22,8 @@ import pytest
 
 from gpusim.runtime import reaper
 from tests.oracles.budget import slow
-from tests.oracles.machine_time import PATIENCE, until
+from tests.oracles.machine_time import PATIENCE, blocked, until
+from tests.worlds.faults import STOPS
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -76,9 +77,12 @@ def poprun(instances: int) -> list[str]:
     return [sys.executable, "-m", "gpusim.tools.launch", *count]
 
 
-def start(launcher: Sequence[str], fault: str, mark: str, folder: str) -> subprocess.Popen[str]:
+def start(
+    launcher: Sequence[str], fault: str, mark: str, folder: str, stops: bool
+) -> subprocess.Popen[str]:
     """The folder is that of mpirun's session, which it leaves behind if it is killed."""
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark, SESSION: folder}
+    variables |= {STOPS: "1"} if stops else {}
     return subprocess.Popen(
         [*launcher, sys.executable, "-m", "tests.worlds.faults", fault],
         cwd=ROOT,
@@ -99,7 +103,7 @@ def commit(
     """Run a program with a fault. `meddle` may cause one from outside."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        process = start(launcher, fault, mark, folder)
+        process = start(launcher, fault, mark, folder, meddle is continue_after_words)
         try:
             if meddle is not None:
                 meddle(process, mark)
@@ -113,11 +117,12 @@ def commit(
 
 
 def commit_all(
-    faults: Sequence[str], launcher: Callable[[int], list[str]] = mpirun
+    faults: Sequence[str],
+    launcher: Callable[[int], list[str]] = mpirun,
+    meddle: Callable[[subprocess.Popen[str], str], None] | None = None,
 ) -> dict[str, Outcome]:
     def run(fault: str) -> Outcome:
-        # Of two instances mpirun loses the words of the one that is left, if the other exits so.
-        return commit(fault, launcher(3 if fault.startswith("os._exit") else 2))
+        return commit(fault, launcher(2), meddle)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(faults, pool.map(run, faults), strict=True))
@@ -129,18 +134,40 @@ def check_failed(fault: str, outcome: Outcome) -> None:
     assert "went on to the end" not in outcome.out or fault == "the end of the program", fault
 
 
+def who(instance: int) -> str:
+    """An instance of two replicas, as errors name it."""
+    return f"instance {instance} (replicas {2 * instance} to {2 * instance + 1})"
+
+
+def state(pid: int) -> str:
+    """R, S, T and so on, as in proc(5); empty if the process has ended."""
+    return (reaper.stat_of(pid) or [""])[0]
+
+
+def continue_after_words(process: subprocess.Popen[str], mark: str) -> None:
+    """Continue mpirun, which has been stopped, when the instances have ended or wait in a sleep.
+
+    mpirun ends the others a quarter of a second after an instance. On an overloaded machine that is
+    before they say why, as they need a turn for it.
+    """
+    until(lambda: any(state(pid) == "T" for pid in processes(mark)))
+    left = {pid for pid, rank in processes(mark).items() if rank is not None}
+    until(lambda: all(state(pid) in ("", "Z") or blocked(pid) for pid in left))
+    for pid in processes(mark):
+        os.kill(pid, signal.SIGCONT)
+
+
 GONE = ("SIGKILL", "SIGKILL while others compute", "segfault", "os._exit(0)", "os._exit(3)")
 
 
 def test_an_instance_whose_process_ends_is_named_with_its_replicas_and_its_last_call() -> None:
-    for fault, outcome in commit_all(GONE).items():
+    for fault, outcome in commit_all(GONE, meddle=continue_after_words).items():
         check_failed(fault, outcome)
-        lost = 2 if fault.startswith("os._exit") else 1
-        who = f"gpusim: instance {lost} (replicas {2 * lost} to {2 * lost + 1}) is gone"
+        gone = f"gpusim: {who(1)} is gone"
         if not fault.startswith("os._exit"):
-            assert outcome.says(who, "last call of both was lax.psum", "faults.py:"), outcome
+            assert outcome.says(gone, "last call of both was lax.psum", "faults.py:"), outcome
         doing = "running code of its own" if "compute" in fault else "in lax.psum over 'i'"
-        assert outcome.says(who, f"instance 0 (replicas 0 to 1) was {doing}"), outcome
+        assert outcome.says(gone, f"{who(0)} was {doing}"), outcome
     # its exit code, or the shell's for its signal
     assert outcome.code == 3
 
@@ -295,8 +322,7 @@ def test_ctrl_c_leaves_no_process(program: str) -> None:
 def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
     """Five kills each: from when the processes begin to long after they have joined.
 
-    mpirun ends those that are left a quarter of a second later. One that has not had its turn on
-    an overloaded machine by then says nothing (200 ms were measured); mpirun names the rank.
+    mpirun ends the others a quarter of a second later, spoken or not, and names the rank.
     """
 
     def kill(number: int) -> tuple[int, bool, Outcome]:
@@ -320,16 +346,29 @@ def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
         program = chance.choice(["endless", "endless threads"])
         return victim, early, commit(program, mpirun(instances), meddle)
 
-    named = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for victim, early, outcome in pool.map(kill, range(5)):
             assert outcome.code != 0 and not outcome.left, outcome
-            who = f"instance {victim} (replicas {2 * victim} to {2 * victim + 1}) is gone"
-            says = outcome.says(who, "the last call of both was lax.p")
+            says = outcome.says(f"{who(victim)} is gone", "the last call of both was lax.p")
             assert early or says or "gpusim: instance" not in outcome.errors, outcome
-            named += says
             assert f"process rank {victim} " in " ".join(outcome.errors.split()), outcome
-    assert named
+
+
+@pytest.mark.parametrize("program", ["endless", "endless threads"])
+def test_each_other_instance_says_which_one_is_gone(program: str) -> None:
+    """However late: see `continue_after_words`."""
+
+    def meddle(process: subprocess.Popen[str], mark: str) -> None:
+        pids = joined(process, 3)
+        os.kill(reaper.launcher_of(pids[1]), signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGKILL)
+        continue_after_words(process, mark)
+
+    outcome = commit(program, mpirun(3), meddle)
+    assert outcome.code != 0 and not outcome.left, outcome
+    for other in (0, 2):
+        said = f"{who(1)} is gone", "the last call of both was lax.p", f"; {who(other)} was "
+        assert outcome.says(*said), outcome
 
 
 # --- mpirun itself -------------------------------------------------------------------------------
