@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ def open_files() -> Iterator[str]:
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             yield os.readlink(each)
+
+
+def busy_threads() -> int:
+    """The number of gpusim's threads, without those that are kept for the next launch."""
+    return sum(thread.name.startswith("gpusim") for thread in threading.enumerate())
 
 
 class Owned:

@@ -3,14 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from gpusim.poptorch.replicas import Program, Step, compile_model
 
-__all__ = ["EXECUTIONS", "REPLICAS", "Calling", "infer", "run"]
+__all__ = ["EXECUTIONS", "REPLICAS", "Calling", "infer", "run", "spread"]
 
 REPLICAS = [1, 2, 4]
 EXECUTIONS = ["lockstep", "threads"]
@@ -27,8 +27,21 @@ class Calling(nn.Module):
         return self.function(*inputs)
 
 
+def spread(named: Iterable[tuple[str, Tensor]], replicas: int) -> dict[str, Tensor]:
+    """The same on all replicas."""
+    return {name: x.detach().expand(replicas, *x.shape) for name, x in named}
+
+
 def run(
-    model: nn.Module, inputs: list[Tensor], execution: str, *, training: bool = False, **how: Any
+    model: nn.Module,
+    inputs: list[Tensor],
+    execution: str | None,
+    *,
+    training: bool = False,
+    counter: int = 0,
+    seed: int = 3,
+    loss_scale: Any = 1.0,
+    **how: Any,
 ) -> tuple[Program, Step]:
     """The model on as many replicas as the inputs are for."""
     replicas = len(inputs[0])
@@ -40,9 +53,15 @@ def run(
         execution=execution,
         **how,
     )
-    parameters = {n: x.detach().expand(replicas, *x.shape) for n, x in model.named_parameters()}
-    buffers = {n: x.detach().expand(replicas, *x.shape) for n, x in model.named_buffers()}
-    return program, program.run(parameters, buffers, inputs, counter=0, seed=3)
+    step = program.run(
+        spread(model.named_parameters(), replicas),
+        spread(model.named_buffers(), replicas),
+        inputs,
+        counter=counter,
+        seed=seed,
+        loss_scale=loss_scale,
+    )
+    return program, step
 
 
 def infer(function: Callable[..., Any], inputs: list[Tensor], execution: str) -> Any:

@@ -8,7 +8,7 @@ import functools
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from gpusim.poptorch.blocks import (
     module_repr,
     removeBlocks,
 )
-from gpusim.poptorch.executor import context
 from tests.poptorch.blocks_models import (
     Layers,
     Strategy,
@@ -37,13 +36,7 @@ from tests.poptorch.blocks_models import (
     plan,
 )
 
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """Devices are free afterwards, whatever a test leaves behind."""
-    yield
-    for executor in list(context.living):
-        executor.destroy()
+pytestmark = pytest.mark.usefixtures("ended")
 
 
 # ---------------------------------------------------------------- results do not depend on them

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from gpusim import poptorch
 from gpusim.poptorch import Options
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.axis import AXIS
-from gpusim.poptorch.executor import context
 from gpusim.poptorch.replicas import cache, lockstep
 from gpusim.poptorch.replicas.cache import Unwritable, graph_of, text_of
+
+pytestmark = pytest.mark.usefixtures("ended")
 
 X = torch.linspace(-1.0, 1.0, 64).reshape(4, 1, 4, 4)
 
@@ -47,14 +48,6 @@ class Model(nn.Module):
         if not self.training:
             return out
         return out, poptorch.identity_loss((out - x.mean()) ** 2, reduction="mean")
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """Devices are free afterwards, whatever a test leaves behind."""
-    yield
-    for executor in list(context.living):
-        executor.destroy()
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ import gpusim
 from bench import mpirun
 from gpusim import poptorch
 from gpusim.poptorch import CommGroupType, Error, Options, VariableRetrievalMode
-from gpusim.poptorch.executor import context
 from tests.oracles.machine_time import PATIENCE
+
+pytestmark = pytest.mark.usefixtures("ended")
 
 ROOT = Path(__file__).parents[2]
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -49,14 +50,6 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Any:
         out = x + self.w + self.inner.weight
         return out, poptorch.identity_loss(out, "mean")
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """Devices are free afterwards, whatever a test leaves behind."""
-    yield
-    for executor in list(context.living):
-        executor.destroy()
 
 
 def training(model: nn.Module, options: Options | None = None) -> poptorch.PoplarExecutor:

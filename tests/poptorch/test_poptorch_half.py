@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,17 +11,16 @@ from torch import Tensor, nn
 
 from gpusim import poptorch
 from gpusim.poptorch import Options
-from gpusim.poptorch.executor import context
 
 HALF, FLOAT = torch.float16, torch.float32
 
 
+pytestmark = pytest.mark.usefixtures("ended")
+
+
 @pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
+def seeded() -> None:
     torch.manual_seed(3)
-    yield
-    for executor in list(context.living):
-        executor.destroy()
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

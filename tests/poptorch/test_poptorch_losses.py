@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,11 +118,6 @@ def test_targets_may_be_int32_as_they_are_on_an_ipu(module: nn.Module, execution
     model, _, step = run(lambda y: module(y, classes().int()), execution)
     expected = gradient_of(model, lambda y: module(y, classes()))
     torch.testing.assert_close(step.gradients["layer.weight"][0], expected)
-
-
-@pytest.fixture(params=["lockstep", "threads"])
-def execution(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
 
 
 REDUCED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -19,11 +19,6 @@ from tests.poptorch.poptorch_models import EXECUTIONS, REPLICAS, Calling, infer,
 DTYPES = [torch.float32, torch.float16]
 
 
-@pytest.fixture(params=EXECUTIONS)
-def execution(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def numbers(replicas: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.arange(3.0 * replicas).reshape(replicas, 3).to(dtype)
 

@@ -18,14 +18,9 @@ from gpusim.poptorch.losses import identity_loss
 from gpusim.poptorch.ops.ctc import beams
 from gpusim.poptorch.ops.printing import TextSettings, text
 from gpusim.poptorch.poptorch_core import Error
-from tests.poptorch.poptorch_models import EXECUTIONS, REPLICAS, infer, run
+from tests.poptorch.poptorch_models import REPLICAS, infer, run
 
 DTYPES = [torch.float32, torch.float16]
-
-
-@pytest.fixture(params=EXECUTIONS)
-def execution(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 class Printing(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,11 +34,6 @@ def inferred(function: Function, *inputs: Tensor, how: poptorch.Options | None =
         return model(*inputs)
     finally:
         model.destroy()
-
-
-@pytest.fixture(params=EXECUTIONS)
-def execution(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
 
 
 def test_operations_have_both_names() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from gpusim import poptorch
 from gpusim.poptorch import AutoStage, Error, Liveness, Options, Phase, Stage
 from gpusim.poptorch.blocks import Block, PlacementPlan, Recorder
-from gpusim.poptorch.executor import context
 from gpusim.poptorch.schedule import KINDS, PipelineStage, pipelined
 from tests.poptorch.blocks_models import (
     Layers,
@@ -33,13 +32,7 @@ from tests.poptorch.blocks_models import (
     train,
 )
 
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """Devices are free afterwards, whatever a test leaves behind."""
-    yield
-    for executor in list(context.living):
-        executor.destroy()
+pytestmark = pytest.mark.usefixtures("ended")
 
 
 # ---------------------------------------------------------------- stages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 
 from gpusim import poptorch
 from gpusim.poptorch import Options
-from gpusim.poptorch.executor import context
+
+pytestmark = pytest.mark.usefixtures("ended")
 
 X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [0.0]])
 
@@ -47,13 +47,6 @@ class WithLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return self.model(x, y)
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    for executor in list(context.living):
-        executor.destroy()
 
 
 def training(model: nn.Module, options: Options | None = None) -> poptorch.PoplarExecutor:

@@ -14,8 +14,7 @@ from gpusim.runtime.environment import spread
 from tests.oracles.budget import SEED
 from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import Case
-from tests.torch.test_distributed import (
+from tests.torch.gloo_cases import (
     DTYPES,
     HOOKS,
     SIZES,
@@ -24,6 +23,7 @@ from tests.torch.test_distributed import (
     real,
     run,
 )
+from tests.torch.gloo_ranks import Case
 from tests.torch.test_distributed_instances import spread_case
 
 pytestmark = [

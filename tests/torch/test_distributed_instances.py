@@ -37,8 +37,8 @@ from tests.oracles.machine_time import until
 from tests.oracles.owned import nothing_left
 from tests.torch.children import die_with, needs_linux
 from tests.torch.distributed_programs import start
+from tests.torch.gloo_cases import assert_equal_bits, case_name, run
 from tests.torch.gloo_ranks import Case, Found
-from tests.torch.test_distributed import assert_equal_bits, case_name, run
 from tests.torch.test_distributed_processes import SMALL
 
 pytestmark = needs_linux

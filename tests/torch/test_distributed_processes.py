@@ -30,10 +30,9 @@ from tests.oracles.machine_time import PATIENCE, until
 from tests.oracles.owned import nothing_left
 from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
+from tests.torch.gloo_cases import assert_equal_bits, case_name, run
 from tests.torch.gloo_ranks import ROOT, Case
-from tests.torch.test_distributed import (
-    assert_equal_bits,
-    case_name,
+from tests.torch.wrong_programs import (
     crossed,
     mutated,
     other_groups,
@@ -41,7 +40,6 @@ from tests.torch.test_distributed import (
     other_operation,
     random_step,
     returns_early,
-    run,
     take_step,
 )
 
@@ -314,7 +312,7 @@ def test_wrong_programs(
         start()
         wrong(rank)
 
-    fails(program, error, re.escape("test_distributed.py"), *said, schedule=schedule)
+    fails(program, error, re.escape("wrong_programs.py"), *said, schedule=schedule)
 
 
 def killed(number: int) -> Callable[[], None]:
