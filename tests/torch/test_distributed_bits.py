@@ -12,8 +12,9 @@ import pytest
 
 from gpusim.runtime.environment import spread
 from tests.oracles.budget import SEED
+from tests.torch import distributed_programs
 from tests.torch.children import needs_linux
-from tests.torch.distributed_programs import PROGRAMS, start
+from tests.torch.distributed_programs import PROGRAMS
 from tests.torch.gloo_cases import (
     DTYPES,
     HOOKS,
@@ -105,7 +106,8 @@ def parts() -> list[Any]:
 
 def test_every_program_has_a_case() -> None:
     """Those of `dispatched_programs` are compared by test_dispatcher.py and test_work.py."""
-    own = {name for name, made in PROGRAMS.items() if made.__module__ == start.__module__}
+    package = distributed_programs.__name__
+    own = {name for name, made in PROGRAMS.items() if made.__module__.startswith(f"{package}.")}
     assert {name for name, _, _ in all_cases()} == own
 
 
