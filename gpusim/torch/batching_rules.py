@@ -160,6 +160,10 @@ RULES: dict[str, Callable[..., Any]] = {
 
 _library = torch.library.Library("aten", "IMPL")
 
+#: What lets a rule replace one that Python has installed: an argument that is True by itself since
+#: PyTorch 2.12, and that earlier versions lack or set to False.
+REPLACES: dict[str, Any] = {"allow_override": True}
+
 
 def install() -> None:
     """Replace torch's rules, some of which it installs itself at the first vmap."""
@@ -167,4 +171,4 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a rule that is replaced
         for name, rule in RULES.items():
-            _library.impl(name, rule, "FuncTorchBatched")
+            _library.impl(name, rule, "FuncTorchBatched", **REPLACES)

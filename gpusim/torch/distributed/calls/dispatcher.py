@@ -76,12 +76,16 @@ def through_dispatcher(cls: C) -> C:
         post = posting(new) or posting(old)
         if post is None:
             continue
-        # C++ looks for a method by both names: torch's own method of the other name calls ours.
         name, other = (new, old) if hasattr(ProcessGroup, new) else (old, new)
-        for owner in owners:
-            if other in vars(owner):
-                delattr(owner, other)
-        setattr(cls, name, _dispatching(name, post))
+        method = _dispatching(name, post)
+        if hasattr(ProcessGroup, other):
+            # C++ looks for a method by both names: torch's own of the other name calls ours.
+            for owner in owners:
+                if other in vars(owner):
+                    delattr(owner, other)
+        else:  # torch has the old names alone, and gpusim calls methods by the new ones
+            setattr(cls, other, method)
+        setattr(cls, name, method)
     return cls
 
 
