@@ -216,13 +216,16 @@ def add_counts(
     )
 
 
-def add_device(parser: Any) -> None:
-    """Add --device."""
+PLAYS = {"cpu": "cpu, the host", "cuda": "cuda, the machine's first GPU"}
+
+
+def add_device(parser: Any, *players: str) -> None:
+    """Add --device: which of `PLAYS` may play a program's GPUs."""
     parser.add_argument(
         "--device",
-        choices=("cpu",),
-        help="cpu: the CPU plays the GPUs that the program asks for; torchrun's ranks of a node "
-        "have one each",
+        choices=players,
+        help="what plays the GPUs that the program asks for, of which torchrun's ranks of a node "
+        f"have one each: {' or '.join(PLAYS[player] for player in players)}",
     )
 
 

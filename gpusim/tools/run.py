@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
         "-m", "--module", dest="module", metavar="MODULE", help="a module, by its name"
     )
     options.add_reduction(parser)
-    options.add_device(parser)
+    options.add_device(parser, "cpu")
     options.add_devices(
         parser,
         default=None,

@@ -46,6 +46,17 @@ NO_GPU = (
     "CPU play it"
 )
 
+FEW_GPUS = (
+    "gpusim torchrun: the script names a GPU that is not there. --device cuda lets one GPU play "
+    "those of all ranks, --device cpu the CPU"
+)
+
+NO_CUDA = "--device cuda: PyTorch finds no GPU here; --device cpu lets the CPU play it"
+
+CUDA_NEEDS_THREADS = (
+    "--device cuda: ranks that share a GPU are threads: leave out --processes and --instances"
+)
+
 NO_INPUT = "with --only-rank R, rank R alone has the standard input"
 
 NO_THREADS = "--instances runs ranks as processes: leave out --threads"
@@ -167,7 +178,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="turns: one rank at a time, so that runs repeat; free: as many as there are cores "
         "(default: %(default)s)",
     )
-    shared_options.add_device(parser)
+    shared_options.add_device(parser, "cpu", "cuda")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
         "--processes",
@@ -253,6 +264,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
     if options.threads and options.instances > 1:
         raise UsageError(NO_THREADS)
+    if options.device == "cuda":
+        check_cuda(options)
     shared_options.check_records(options)
     try:
         find = program.found_module if options.module else program.found_script
@@ -265,7 +278,7 @@ def run(options: argparse.Namespace) -> int:
     program.lead_path(script.folder)
     workers = multiprocessing.active_children()
     # The command's own ranks are the first world; those that the script starts follow.
-    devices = options.nproc_per_node if options.device else 0
+    devices = options.nproc_per_node if options.device == "cpu" else 0
     alone = runs_processes(options)  # the command starts no others
     processes = alone or options.instances > 1
     note(
@@ -321,6 +334,7 @@ def run_on(
     """Run the script on the instances, of which instance 0 shows and records what there is."""
     from gpusim.torch.distributed.accelerator import asks_for_gpu
     from gpusim.torch.distributed.launching import run_ranks
+    from gpusim.torch.distributed.private import has_gpu
 
     ranks = len(environments)
     processes = world.instances > 1 or runs_processes(options)
@@ -358,8 +372,18 @@ def run_on(
         return 1
     show(failure, options.only_rank if processes else None)
     if options.device is None and asks_for_gpu(failure.__cause__):
-        print(NO_GPU, file=sys.stderr)
+        print(FEW_GPUS if has_gpu() else NO_GPU, file=sys.stderr)
     return 1
+
+
+def check_cuda(options: argparse.Namespace) -> None:
+    """UsageError where one GPU cannot play those of all ranks."""
+    from gpusim.torch.distributed.private import has_gpu
+
+    if options.processes or options.instances > 1:
+        raise UsageError(CUDA_NEEDS_THREADS)
+    if not has_gpu():
+        raise UsageError(NO_CUDA)
 
 
 def runs_processes(options: argparse.Namespace) -> bool:

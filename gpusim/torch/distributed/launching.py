@@ -14,6 +14,7 @@ from ...recording import recorder as recording
 from ...runtime.world import current_world, without_world
 from .calls.folds import ReductionLike, as_chooser
 from .own.seeds import as_seed
+from .private import has_gpu
 from .runners.threads import Around, Launch, Rank, environment_of
 
 __all__ = ["launch", "run_ranks"]
@@ -59,7 +60,8 @@ def launch(
     - `recorder`: a `Recorder` that records every call. None is that of a `gpusim.record` block
       around the launch; without one it costs nothing.
     - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
-      the host. None leaves devices as they are.
+      the host. "cuda" lets one real GPU play them: "cuda" and "cuda:3" are the machine's first.
+      None leaves devices as they are.
     - `processes`: True runs each rank in a process of its own, forked from this one, so that the
       globals of modules belong to the rank. Linux only. The bits, errors and records are the same.
     - `address`: MASTER_ADDR of the ranks. In a `gpusim.World` of several instances, instance 0
@@ -128,8 +130,15 @@ def run_ranks(
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
-    if device not in (None, "cpu"):
-        raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"launch: device={device!r}: expected None, 'cpu' or 'cuda'")
+    if device == "cuda":
+        if not has_gpu():
+            raise ValueError("launch: device='cuda': PyTorch finds no GPU here; 'cpu' plays them")
+        if processes:
+            raise ValueError(
+                "launch: device='cuda' with processes=True: ranks that share a GPU are threads"
+            )
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     seed = as_seed(seed, "launch: seed")
@@ -144,6 +153,8 @@ def run_ranks(
         kind: Callable[..., Launch] = Launch
         world = current_world()
         if world is not None and world.instances > 1:
+            if device == "cuda":
+                raise ValueError("launch: device='cuda': instances run ranks as processes")
             from .runners.instances import InstancesLaunch
 
             kind = functools.partial(InstancesLaunch, world)

@@ -281,7 +281,8 @@ def _split(
             pg_options=parent.options if pg_options is None else pg_options,
             use_local_synchronization=True,
             group_desc=group_desc,
-            sort_ranks="sorted(split_group)" in _SPLITTING,
+            # Sorted is the default, and all that versions before 2.13 have.
+            **({} if "sorted(split_group)" in _SPLITTING else {"sort_ranks": False}),
             **named,
         )
     finally:

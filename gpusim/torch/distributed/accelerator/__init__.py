@@ -1,4 +1,4 @@
-"""The CPU in the role of the GPUs that a script asks for.
+"""The CPU, or one real GPU, in the role of the GPUs that a script asks for.
 
 In a launch with `device="cpu"` each rank has as many devices "cuda" as its node has ranks, and all
 of them are the host:
@@ -14,6 +14,8 @@ of them are the host:
 
 Whatever is neither answered nor without effect on the CPU is refused by name. It all holds in the
 threads of ranks only, and ends with the launch.
+
+In a launch with `device="cuda"` all of a node's GPUs are the machine's first: `one_gpu`.
 """
 
 from __future__ import annotations
@@ -23,9 +25,19 @@ from collections.abc import Callable
 from .devices import CpuAsCuda
 from .generators import DRAWS
 from .install import CASTS, asks_for_gpu, cpu_as_accelerator
+from .one_gpu import OneGpu, one_gpu_as_many, out_of_memory
 from .standins import Stream
 
-__all__ = ["CASTS", "DRAWS", "asks_for_gpu", "cpu_as_accelerator", "simulated_gpus"]
+__all__ = [
+    "CASTS",
+    "DRAWS",
+    "OneGpu",
+    "asks_for_gpu",
+    "cpu_as_accelerator",
+    "one_gpu_as_many",
+    "out_of_memory",
+    "simulated_gpus",
+]
 
 
 def simulated_gpus(count: int, seed_of: Callable[[int], int]) -> CpuAsCuda:

@@ -31,7 +31,17 @@ from .batch_norm import KERNELS
 from .generators import DRAWS, RANDOM, GpuGenerators, draws, position
 from .marks import ON_CPU, mark, mark_all, mark_of, mark_of_all
 
-__all__ = ["CPU", "CpuAsCuda", "current_mode", "forget_warnings", "is_told", "rank_mode", "warn"]
+__all__ = [
+    "CPU",
+    "SHARING",
+    "CpuAsCuda",
+    "Numbers",
+    "current_mode",
+    "forget_warnings",
+    "is_told",
+    "rank_mode",
+    "warn",
+]
 
 CPU = torch.device("cpu")
 
@@ -61,7 +71,7 @@ TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
 }
 #: Modules of function modes, which pass on the calls of others.
-PASSING = {"torch.overrides", "torch.utils._device"}
+PASSING = {"torch.overrides", "torch.utils._device", f"{__package__}.one_gpu"}
 
 _local = threading.local()
 _warned: set[str] = set()
@@ -117,7 +127,48 @@ def is_told(frames: int) -> bool:
     return function in TOLD_FUNCTIONS or (told and function not in UNTOLD_FUNCTIONS)
 
 
-class CpuAsCuda(TorchFunctionMode):
+class Numbers:
+    """A rank's GPUs by their numbers, as its program names them.
+
+    **Arguments**: `count`, the number of GPUs of the rank's node.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.current = 0
+        self.default: int | None = None  # the GPU of torch.set_default_device
+
+    def index(self, device: Any = None) -> int:
+        """The number of a device; RuntimeError for one that is not there, as in CUDA."""
+        if device is None:
+            return self.current
+        if not isinstance(device, int):
+            device = torch.device(device)
+            if device.type != "cuda":
+                raise ValueError(f"expected a device 'cuda', got {device}")
+            device = self.current if device.index is None else device.index
+        if not 0 <= device < self.count:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal: cuda:{device}, where the rank's node has "
+                f"{self.count} (LOCAL_WORLD_SIZE)"
+            )
+        result: int = device
+        return result
+
+    def is_played(self, device: Any) -> bool:
+        """Whether an argument names a GPU."""
+        if isinstance(device, int) and not isinstance(device, bool):
+            played = True
+        elif isinstance(device, str):
+            played = device.partition(":")[0] == "cuda"
+        else:
+            played = isinstance(device, torch.device) and device.type == "cuda"
+        if played:
+            self.index(device)
+        return played
+
+
+class CpuAsCuda(Numbers, TorchFunctionMode):
     """A block in which the calling thread is a rank that has GPUs, all of them the host.
 
     **Arguments**: `count`, the number of devices; `seed_of`, the seed that the generator of each
@@ -130,11 +181,9 @@ class CpuAsCuda(TorchFunctionMode):
     def __init__(
         self, count: int, seed_of: Callable[[int], int], make_stream: Callable[[], Any]
     ) -> None:
-        super().__init__()
+        Numbers.__init__(self, count)
+        TorchFunctionMode.__init__(self)
         self.make_stream = make_stream
-        self.count = count
-        self.current = 0
-        self.default: int | None = None  # the GPU of torch.set_default_device
         self.ranges = 0  # of nvtx
         #: The GPU of the backward pass that runs: tensors of unknown origin live there.
         self.backward: int | None = None
@@ -183,35 +232,6 @@ class CpuAsCuda(TorchFunctionMode):
         return self.backward if index is None else index
 
     # Device arguments
-
-    def index(self, device: Any = None) -> int:
-        """The number of a device; RuntimeError for one that is not there, as in CUDA."""
-        if device is None:
-            return self.current
-        if not isinstance(device, int):
-            device = torch.device(device)
-            if device.type != "cuda":
-                raise ValueError(f"expected a device 'cuda', got {device}")
-            device = self.current if device.index is None else device.index
-        if not 0 <= device < self.count:
-            raise RuntimeError(
-                f"CUDA error: invalid device ordinal: cuda:{device}, where the rank's node has "
-                f"{self.count} (LOCAL_WORLD_SIZE)"
-            )
-        result: int = device
-        return result
-
-    def is_played(self, device: Any) -> bool:
-        """Whether an argument names a GPU."""
-        if isinstance(device, int) and not isinstance(device, bool):
-            played = True
-        elif isinstance(device, str):
-            played = device.partition(":")[0] == "cuda"
-        else:
-            played = isinstance(device, torch.device) and device.type == "cuda"
-        if played:
-            self.index(device)
-        return played
 
     def on_cpu(self, device: Any) -> Any:
         """The CPU for a GPU; anything else as it is."""

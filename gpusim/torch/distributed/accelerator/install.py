@@ -9,7 +9,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -20,12 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from ..private import autocast_module, core, engines, has_gpu, replace, serialization
+from ..private import (
+    autocast_module,
+    core,
+    engines,
+    function_modes,
+    has_gpu,
+    replace,
+    serialization,
+)
 from ..tracebacks import frames_of
 from .attention import attention_on_cpu
 from .devices import CPU, CpuAsCuda, current_mode, forget_warnings, is_told, warn
 from .marks import gpu_of, mark_of_all
 from .names import ACCELERATOR, CLASSES, CUDA, REFUSED, Played, nothing
+from .replacing import Rewrite, install_names, rewriting
 from .standins import Generator, refuse
 
 __all__ = ["CASTS", "asks_for_gpu", "cpu_as_accelerator"]
@@ -53,13 +62,15 @@ SUBMODULES = (
 
 
 def asks_for_gpu(error: BaseException | None) -> bool:
-    """Whether a program's error may be that it found no GPU where torch has none.
+    """Whether a program's error may be that it found no GPU, or not the one that it named.
 
     >>> asks_for_gpu(AssertionError("Torch not compiled with CUDA enabled"))
     True
     """
-    if error is None or has_gpu() or "communication hook" in str(error):  # of DDP, for NCCL alone
+    if error is None or "communication hook" in str(error):  # of DDP, for NCCL alone
         return False
+    if has_gpu():
+        return "invalid device ordinal" in str(error)
     frames = frames_of(error)
     own = [f for f in frames if f"{os.sep}site-packages{os.sep}torch{os.sep}" not in f.filename]
     last = own[-1].line or "" if own else ""
@@ -76,7 +87,8 @@ def cpu_as_accelerator() -> Iterator[None]:
     """A block in which threads inside a CpuAsCuda find GPUs."""
     with ExitStack() as stack:
         forget_warnings()
-        _install_names(stack)
+        _import_submodules()
+        install_names(stack, _replacements())
         replace(stack, torch, "Generator", Generator)
         if hasattr(torch.get_device_module, "cache_clear"):  # of what torch's modules are told
             stack.callback(torch.get_device_module.cache_clear)
@@ -103,7 +115,7 @@ def cpu_as_accelerator() -> Iterator[None]:
             _answered(check, "", lambda mode, model, module: None, everyone=True),
         )
         for owner, name, rewritten, signature in REWRITTEN:
-            new = _rewriting(getattr(owner, name), signature, rewritten)
+            new = rewriting(getattr(owner, name), signature, rewritten, current_mode)
             replace(stack, owner, name, new)
         restore = serialization.default_restore_location
         replace(stack, serialization, "default_restore_location", _restoring(restore))
@@ -151,34 +163,12 @@ def _replacements() -> dict[int, tuple[Any, Any]]:
     return result
 
 
-def _install_names(stack: ExitStack) -> None:
-    """Replace names where they are, and where modules have imported them before the launch."""
+def _import_submodules() -> None:
     for name in SUBMODULES:
         try:
             importlib.import_module(f"torch.cuda.{name}")
         except ImportError:  # not in this version of torch
             continue
-    replacements = _replacements()
-    for module in _modules():
-        for name, value in list(vars(module).items()):
-            new = replacements.get(id(value))
-            if new is not None:
-                replace(stack, module, name, new[1])
-
-
-def _modules() -> Iterator[Any]:
-    """torch's modules that offer the names, and all that are neither torch's nor Python's."""
-    yield torch
-    for name, module in list(sys.modules.items()):
-        first = name.partition(".")[0]
-        if first == "torch":
-            if name.startswith(("torch.cuda", "torch.accelerator")):
-                yield module
-        elif first not in _LIBRARIES and isinstance(module, ModuleType):
-            yield module
-
-
-_LIBRARIES = {*sys.stdlib_module_names, "gpusim", "numpy", "scipy", "sympy"} - {"__main__"}
 
 
 def _answered(genuine: Any, name: str, played: Played, everyone: bool = False) -> Any:
@@ -247,7 +237,9 @@ def _mesh_type() -> property:
     def read(mesh: Any) -> str:
         own = vars(mesh)
         kind: str = own["_device_type"] if "_device_type" in own else own["device_type"]
-        told = isinstance(kind, _MeshType) and current_mode() is not None and is_told(1)
+        mode = current_mode()
+        # While torch serves a call the mode is off, and tensors tell the truth too.
+        told = isinstance(kind, _MeshType) and mode in function_modes() and is_told(1)
         return "cuda" if told else kind
 
     def write(mesh: Any, value: str) -> None:
@@ -321,22 +313,6 @@ def _restoring(genuine: Any) -> Any:
     return restore
 
 
-def _rewriting(function: Any, signature: inspect.Signature, rewritten: dict[str, Rewrite]) -> Any:
-    """A function that gets other values of these arguments from a rank."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        mode = current_mode()
-        if mode is None:
-            return function(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
-        for name, rewrite in rewritten.items():
-            bound.arguments[name] = rewrite(mode, bound.arguments.get(name))
-        return function(*bound.args, **bound.kwargs)
-
-    return call
-
-
 def _as_none(mode: CpuAsCuda, device: Any) -> Any:
     return None if mode.is_played(device) else device
 
@@ -354,8 +330,6 @@ def _as_no_devices(mode: CpuAsCuda, devices: Any) -> Any:
         return devices
     return [device for device in devices if not mode.is_played(device)] or None
 
-
-Rewrite = Callable[[CpuAsCuda, Any], Any]
 
 _ARGUMENTS: tuple[tuple[Any, str, dict[str, Rewrite]], ...] = (
     (autocast_module, "_cast", {"device_type": _as_type}),

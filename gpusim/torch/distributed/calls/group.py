@@ -115,7 +115,7 @@ class RankGroup(Reductions, NamedGroup):
 
         Objects travel at the first, and `monitored_barrier` asks for "cpu".
         """
-        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
+        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device != "cpu" else ("cpu",)
         return [torch.device(name) for name in names]
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -197,7 +197,7 @@ class RankGroup(Reductions, NamedGroup):
         """The rules of the engine that the program named, or whose twin adds."""
         if getattr(getattr(self._chooser, "reduction", None), "order", None) == "gloo-ring":
             return RULES["gloo" if backend_name(self._backend) == "gloo" else "gloo's twin"]
-        plays = self._rank.launch.device is not None  # "cuda" is the host
+        plays = self._rank.launch.device == "cpu"  # "cuda" is the host
         return rules_of(self._backend, None if plays else kind)
 
     def _read(

@@ -23,7 +23,13 @@ from ....maps.clock import Clock, Work
 from ....maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ....recording import Recorder
 from ....reduction import Reduction, current, entered, forked
-from ..accelerator import cpu_as_accelerator, simulated_gpus
+from ..accelerator import (
+    OneGpu,
+    cpu_as_accelerator,
+    one_gpu_as_many,
+    out_of_memory,
+    simulated_gpus,
+)
 from ..calls.dispatcher import dispatched
 from ..calls.exchange import Exchange, GroupKey
 from ..calls.folds import Chooser, as_chooser
@@ -187,7 +193,7 @@ class Launch:
         # Without the replica of the scheduler's: a pmap that a rank calls is an outermost one, with
         # threads and slots of its own.
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
-        if device is None and has_gpu():
+        if device != "cpu" and has_gpu():
             torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         # The caller's, as they were when the launch was made: what is put back.
         self.base = Globals()
@@ -220,7 +226,7 @@ class Launch:
             casts_of_ranks(lambda: current_rank().give_way()),
             dispatched(RankGroup, world),
             self.waits_of_programs(),
-            cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
+            self.gpus(),
         ):
             self.world = world
             try:
@@ -258,7 +264,20 @@ class Launch:
         with self.around(rank.index), self.draws.of_thread() if self.draws else nullcontext():
             yield
 
+    def gpus(self) -> AbstractContextManager[Any]:
+        """A block in which torch's names answer ranks that have GPUs played for them."""
+        if self.device == "cpu":
+            return cpu_as_accelerator()
+        return one_gpu_as_many() if self.device == "cuda" else nullcontext()
+
     # In a rank's thread
+
+    def gpus_of(self, rank: Rank) -> AbstractContextManager[Any]:
+        """A block of the rank's thread in which it has them."""
+        count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
+        if self.device == "cpu":
+            return simulated_gpus(count, seeds_of(self.seed, rank.index).of_gpu)
+        return OneGpu(count) if self.device == "cuda" else nullcontext()
 
     def _run_in_context(self, index: int) -> Any:
         # In a context without the scheduler's replica: a pmap in a rank is an outermost one.
@@ -280,10 +299,7 @@ class Launch:
                 stack.enter_context(entered(self.states[rank.index]))
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-                if self.device == "cpu":
-                    count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
-                    seeds = seeds_of(self.seed, rank.index)
-                    stack.enter_context(simulated_gpus(count, seeds.of_gpu))
+                stack.enter_context(self.gpus_of(rank))
                 with ends_forks():
                     return self.run(rank)
         except SystemExit as ended:
@@ -390,6 +406,7 @@ class Launch:
             return error
         text = f": {error}" if str(error) else ""
         text += f"; {stall_of(error)}" if stall_of(error) else ""
+        text += out_of_memory(error, self.size) if self.device == "cuda" else ""
         failure = ReplicaError(index, f"rank {index} raised {type(error).__name__}{text}")
         failure.__cause__ = error
         return failure
