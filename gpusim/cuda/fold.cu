@@ -396,6 +396,25 @@ struct Coming {
   const Chain& chain;
   int member, left;
 
+  // Whether a batch is left whose members lie one after the other in one array.
+  __device__ __forceinline__ bool has_run() const {
+    return !chain.members.table && STAGE_BATCH <= left && STAGE_BATCH <= chain.count - member;
+  }
+
+  // Copy such a batch.
+  template <int BYTES>
+  __device__ __forceinline__ void copy_batch(typename Word<BYTES>::type* to) {
+    Stacked addresses = {chain.members.at(member, chain.offset), chain.members.stride};
+#pragma unroll
+    for (int index = 0; index < STAGE_BATCH; ++index) {
+      const char* from[1];
+      addresses.next(from);
+      copy_async<BYTES>(to + index * STAGE_THREADS, from[0]);
+    }
+    left -= STAGE_BATCH;
+    member = around(member + STAGE_BATCH, chain.count);
+  }
+
   // Copy the next `most` members, or as many as are left.
   template <int BYTES>
   __device__ __forceinline__ void copy(typename Word<BYTES>::type* to, int most) {
@@ -413,7 +432,6 @@ struct Coming {
       most -= run;
       member = around(member + run, chain.count);
     }
-    commit_copies();  // an empty group, too, where none is left
   }
 };
 
@@ -433,13 +451,14 @@ __device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain,
 #pragma unroll 1
   for (int stage = 0; stage + 1 < STAGES; ++stage) {
     coming.copy<BYTES>(column + stage * members * STAGE_THREADS, members);
+    commit_copies();  // an empty group, too, where none is left
   }
   int stage = 0, empty = STAGES - 1;
 #pragma unroll 1
   for (int seen = 0; seen < chain.count;) {
-    coming.copy<BYTES>(column + empty * members * STAGE_THREADS, members);
-    wait_for_copies<STAGES - 1>();
+    wait_for_copies<STAGES - 2>();
     const Unit* at = column + stage * members * STAGE_THREADS;
+    Unit* to = column + empty * members * STAGE_THREADS;
 #pragma unroll 1
     for (int batch = 0; batch < fold.batches && seen < chain.count; ++batch) {
       Raw<S::BYTES, ELEMENTS> raw[STAGE_BATCH];
@@ -453,16 +472,20 @@ __device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain,
           raw[ahead].words[0] = unit;
         }
       }
-      at += STAGE_BATCH * STAGE_THREADS;
-      const int rest = chain.count - seen;
-      if (rest >= STAGE_BATCH) {
+      const int rest = chain.count - seen < STAGE_BATCH ? chain.count - seen : STAGE_BATCH;
+      if (rest == STAGE_BATCH && coming.has_run()) {
+        // In one block of code: additions wait for one another, and addresses, but not for each other.
+        coming.copy_batch<BYTES>(to);
         add_batch<S, C, STEP, false, SUMS>(total, raw, STAGE_BATCH, seen, fold, Draw{});
-        seen += STAGE_BATCH;
       } else {
+        coming.copy<BYTES>(to, STAGE_BATCH);
         add_batch<S, C, STEP, false, SUMS>(total, raw, rest, seen, fold, Draw{});
-        seen += rest;
       }
+      seen += rest;
+      at += STAGE_BATCH * STAGE_THREADS;
+      to += STAGE_BATCH * STAGE_THREADS;
     }
+    commit_copies();
     empty = stage;
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
