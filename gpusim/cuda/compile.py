@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,14 +47,12 @@ class Resources:
 
 
 def compiler() -> str | None:
-    """The compiler to use ahead of time: "nvcc", else "nvrtc" (through CuPy), else None."""
-    if shutil.which("nvcc"):
-        return "nvcc"
-    try:
+    """The compiler to use ahead of time: "nvrtc" (through CuPy), as for a launch; else "nvcc",
+    which allots other registers; else None."""
+    with suppress(ImportError, RuntimeError):  # CuPy is not installed, or does not find NVRTC
         load("NVRTC needs", "cupy").cuda.nvrtc.getVersion()
-    except (ImportError, RuntimeError):  # CuPy is not installed, or does not find NVRTC
-        return None
-    return "nvrtc"
+        return "nvrtc"
+    return "nvcc" if shutil.which("nvcc") else None
 
 
 @once

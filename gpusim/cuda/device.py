@@ -10,6 +10,9 @@ from numpy.typing import DTypeLike, NDArray
 #: So many keep a GPU busy: each has 128 bytes of loads under way.
 THREADS_PER_MULTIPROCESSOR = 512
 
+#: The shared memory of a multiprocessor of an H100.
+SHARED_PER_MULTIPROCESSOR = 228 * 1024
+
 Array = Any  # an array of the device: shape, strides and dtype as NumPy's
 
 
@@ -39,6 +42,9 @@ class Device(Protocol):
 
     #: How many threads keep it busy: THREADS_PER_MULTIPROCESSOR on each of its multiprocessors.
     busy_threads: int
+
+    #: The shared memory of a multiprocessor, in bytes.
+    shared_bytes: int
 
     def is_array(self, value: Any) -> bool: ...
 

@@ -87,7 +87,7 @@ __device__ __forceinline__ u64 wrapped(u64 value, const Finish& finish) {
                           : value << unused >> unused;
 }
 
-// The code, in BYTES bytes, of a value that the format holds.
+// The code, in BYTES bytes, of a value: to nearest, unless one byte has to hold it.
 template <int BYTES, class C>
 __device__ __forceinline__ u64 encode(C value, const Finish& finish) {
   if constexpr (!IsFloat<C>::value) {
@@ -96,10 +96,11 @@ __device__ __forceinline__ u64 encode(C value, const Finish& finish) {
   } else if constexpr (BYTES == 8) {
     return static_cast<u64>(__double_as_longlong(static_cast<double>(value)));
   } else {
-    float single = static_cast<float>(value);  // exact: the format is no wider
+    float single = static_cast<float>(value);
     if constexpr (BYTES == 4) return __float_as_uint(single);
     if constexpr (BYTES == 2) {
-      return finish.encoding == AS_FLOAT16 ? half_of_float(single) : __float_as_uint(single) >> 16;
+      if (finish.encoding == AS_FLOAT16) return half_of_float(single);
+      return bfloats_of_floats(single, 0);
     }
     return __float_as_uint(single) & 0xff;  // code_of has been there before
   }
@@ -121,8 +122,18 @@ __device__ __forceinline__ void write(char* out, const C (&values)[COUNT], const
                                       int from, int to) {
   Raw<BYTES, COUNT> raw;
   raw.clear();
+  if constexpr (BYTES == 2 && IsFloat<C>::value && COUNT % 2 == 0) {  // two in an instruction
+    const bool halves = finish.encoding == AS_FLOAT16;
 #pragma unroll
-  for (int index = 0; index < COUNT; ++index) raw.put(index, encode<BYTES>(values[index], finish));
+    for (int index = 0; index < COUNT; index += 2) {
+      const float low = static_cast<float>(values[index]);
+      const float high = static_cast<float>(values[index + 1]);
+      raw.words[index / 2] = halves ? halves_of_floats(low, high) : bfloats_of_floats(low, high);
+    }
+  } else {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) raw.put(index, encode<BYTES>(values[index], finish));
+  }
   store_chunk<BYTES, COUNT>(out, raw, from, to);
 }
 
@@ -130,7 +141,8 @@ template <class C, int COUNT>
 __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& finish,
                                              const Chunk& chunk, u64 out, int from, int to) {
   if constexpr (IsFloat<C>::value) {
-    if (finish.divides || finish.rounding != UNROUNDED || finish.from_zero ||
+    // To nearest in 16 bits or more, the store rounds.
+    if (finish.divides || finish.rounding == TO_TARGET || finish.drawn || finish.from_zero ||
         finish.encoding == AS_FLOAT8) {
       Draw draw = {};
       Block block = {};

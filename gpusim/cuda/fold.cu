@@ -82,8 +82,38 @@ __device__ __forceinline__ void combine(Halves (&left)[COUNT], const Halves (&ri
   }
 }
 
-// The rounding after one operation, step `step` of the order's enumeration.
-template <class C, int STEP, bool DRAWN, int COUNT>
+// Stochastically to float16 or bfloat16, in the last bits alone: for float16, values have to be
+// multiples of its smallest number, so that those below its normal ones have no bits to drop.
+template <int STEP, int COUNT>
+__device__ __forceinline__ void draw_last_bits(float (&values)[COUNT], const Block& block) {
+  float drawn[COUNT], sum = 0;
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) {
+    const u32 bits = __float_as_uint(values[index]), lane = block.lane(index);
+    drawn[index] = __uint_as_float(draw_bits<STEP == FLOAT16 ? 13 : 16>(bits, lane));
+    sum = sum + values[index];
+  }
+  if (sum != sum) {  // one of them may be NaN
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) {
+      if (values[index] != values[index]) drawn[index] = values[index];
+    }
+  }
+#pragma unroll
+  for (int index = 0; index < COUNT; index += 2) {
+    if constexpr (STEP == FLOAT16) {  // beyond the largest number is infinity
+      const u32 word = halves_of_floats(drawn[index], drawn[index + 1]);
+      drawn[index] = float_of_half(static_cast<u16>(word));
+      drawn[index + 1] = float_of_half(static_cast<u16>(word >> 16));
+    }
+    values[index] = drawn[index];
+    values[index + 1] = drawn[index + 1];
+  }
+}
+
+// The rounding after one operation, step `step` of the order's enumeration. Sums of members that
+// float16 holds are multiples of its smallest number.
+template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void round_step(C (&values)[COUNT], const Target& target,
                                            const Draw& draw, u64 step) {
   if constexpr (STEP == EXACT) return;
@@ -94,13 +124,15 @@ __device__ __forceinline__ void round_step(C (&values)[COUNT], const Target& tar
     for (int index = 0; index < COUNT; ++index) {
       turn(values, round_to_target(values[0], target, DRAWN, DRAWN ? block.lane(index) : 0u));
     }
+  } else if constexpr (DRAWN && (STEP == BFLOAT16 || (SUMS && is_in_float16<S>()))) {
+    draw_last_bits<STEP>(values, block);
   } else {
 #pragma unroll
     for (int index = 0; index < COUNT; ++index) {
       float value = static_cast<float>(values[index]);
       if constexpr (DRAWN) {
         u32 lane = block.lane(index);
-        value = STEP == FLOAT16 ? draw_float16(value, lane) : draw_bfloat16(value, lane);
+        value = draw_float16(value, lane);
       } else {
         value = STEP == FLOAT16 ? float_of_half(half_of_float(value)) : round_bfloat16(value);
       }
@@ -109,7 +141,7 @@ __device__ __forceinline__ void round_step(C (&values)[COUNT], const Target& tar
   }
 }
 
-template <class C, int STEP, bool DRAWN, int COUNT>
+template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void round_step(Halves (&)[COUNT], const Target&, const Draw&, u64) {}
 
 template <class S, class C, int COUNT>
@@ -249,7 +281,7 @@ __device__ __forceinline__ void add_batch(C (&total)[COUNT],
       continue;
     }
     combine<S, C, SUMS>(total, next, fold.op);
-    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen + ahead);
+    round_step<S, C, STEP, DRAWN, SUMS>(total, fold.accumulator, draw, fold.before + seen + ahead);
   }
 }
 
@@ -275,12 +307,25 @@ __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Chain& chai
     read_batch<S>(raw, chain, around(start + seen, count), rest);
     add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, rest, seen, fold, draw);
   } else {
-    Raw<S::BYTES, ELEMENTS> raw[1], coming = read<S, ELEMENTS>(chain, start);
+    int member = start, seen = 0;
+    if (!fold.before) {  // here, not in the loop, which would move all totals around
+      decode<S>(read<S, ELEMENTS>(chain, member), total);
+      member = around(member + 1, count);
+      ++seen;
+    }
+    if (seen == count) return;
+    Raw<S::BYTES, ELEMENTS> coming = read<S, ELEMENTS>(chain, member);
 #pragma unroll 1
-    for (int seen = 0; seen < count; ++seen) {
-      raw[0] = coming;
-      if (seen + 1 < count) coming = read<S, ELEMENTS>(chain, around(start + seen + 1, count));
-      add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, 1, seen, fold, draw);
+    while (true) {
+      C next[COUNT];
+      decode<S>(coming, next);
+      member = around(member + 1, count);
+      const bool last = seen + 1 == count;
+      if (!last) coming = read<S, ELEMENTS>(chain, member);
+      combine<S, C, SUMS>(total, next, fold.op);
+      round_step<S, C, STEP, DRAWN, SUMS>(total, fold.accumulator, draw, fold.before + seen);
+      if (last) return;
+      ++seen;
     }
   }
 }
@@ -351,6 +396,25 @@ struct Coming {
   const Chain& chain;
   int member, left;
 
+  // Whether a batch is left whose members lie one after the other in one array.
+  __device__ __forceinline__ bool has_run() const {
+    return !chain.members.table && STAGE_BATCH <= left && STAGE_BATCH <= chain.count - member;
+  }
+
+  // Copy such a batch.
+  template <int BYTES>
+  __device__ __forceinline__ void copy_batch(typename Word<BYTES>::type* to) {
+    Stacked addresses = {chain.members.at(member, chain.offset), chain.members.stride};
+#pragma unroll
+    for (int index = 0; index < STAGE_BATCH; ++index) {
+      const char* from[1];
+      addresses.next(from);
+      copy_async<BYTES>(to + index * STAGE_THREADS, from[0]);
+    }
+    left -= STAGE_BATCH;
+    member = around(member + STAGE_BATCH, chain.count);
+  }
+
   // Copy the next `most` members, or as many as are left.
   template <int BYTES>
   __device__ __forceinline__ void copy(typename Word<BYTES>::type* to, int most) {
@@ -368,7 +432,6 @@ struct Coming {
       most -= run;
       member = around(member + run, chain.count);
     }
-    commit_copies();  // an empty group, too, where none is left
   }
 };
 
@@ -388,13 +451,14 @@ __device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain,
 #pragma unroll 1
   for (int stage = 0; stage + 1 < STAGES; ++stage) {
     coming.copy<BYTES>(column + stage * members * STAGE_THREADS, members);
+    commit_copies();  // an empty group, too, where none is left
   }
   int stage = 0, empty = STAGES - 1;
 #pragma unroll 1
   for (int seen = 0; seen < chain.count;) {
-    coming.copy<BYTES>(column + empty * members * STAGE_THREADS, members);
-    wait_for_copies<STAGES - 1>();
+    wait_for_copies<STAGES - 2>();
     const Unit* at = column + stage * members * STAGE_THREADS;
+    Unit* to = column + empty * members * STAGE_THREADS;
 #pragma unroll 1
     for (int batch = 0; batch < fold.batches && seen < chain.count; ++batch) {
       Raw<S::BYTES, ELEMENTS> raw[STAGE_BATCH];
@@ -408,16 +472,20 @@ __device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain,
           raw[ahead].words[0] = unit;
         }
       }
-      at += STAGE_BATCH * STAGE_THREADS;
-      const int rest = chain.count - seen;
-      if (rest >= STAGE_BATCH) {
+      const int rest = chain.count - seen < STAGE_BATCH ? chain.count - seen : STAGE_BATCH;
+      if (rest == STAGE_BATCH && coming.has_run()) {
+        // In one block of code: additions wait for one another, and addresses, but not for each other.
+        coming.copy_batch<BYTES>(to);
         add_batch<S, C, STEP, false, SUMS>(total, raw, STAGE_BATCH, seen, fold, Draw{});
-        seen += STAGE_BATCH;
       } else {
+        coming.copy<BYTES>(to, STAGE_BATCH);
         add_batch<S, C, STEP, false, SUMS>(total, raw, rest, seen, fold, Draw{});
-        seen += rest;
       }
+      seen += rest;
+      at += STAGE_BATCH * STAGE_THREADS;
+      to += STAGE_BATCH * STAGE_THREADS;
     }
+    commit_copies();
     empty = stage;
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
@@ -439,7 +507,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
     if (2 * node + 1 >= here) continue;
     decode<S>(raw[2 * node + 1], right);
     combine<S, C, SUMS>(nodes[node], right, fold.op);
-    round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
+    round_step<S, C, STEP, DRAWN, SUMS>(nodes[node], fold.accumulator, draw,
                                tree_step(fold, chain.node, 0, first / 2 + node));
   }
 #pragma unroll
@@ -449,7 +517,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
       const int other = node + (1 << (level - 1));
       if (2 * other >= here) continue;
       combine<S, C, SUMS>(nodes[node], nodes[other], fold.op);
-      round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
+      round_step<S, C, STEP, DRAWN, SUMS>(nodes[node], fold.accumulator, draw,
                                  tree_step(fold, chain.node, level, (first / 2 + node) >> level));
     }
   }
@@ -481,7 +549,8 @@ __device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, 
 #pragma unroll
       for (int element = 0; element < COUNT; ++element) left[element] = slot[element * blockDim.x];
       combine<S, C, SUMS>(left, total, fold.op);
-      round_step<C, STEP, DRAWN>(left, fold.accumulator, draw, static_cast<u64>(-instruction));
+      round_step<S, C, STEP, DRAWN, SUMS>(left, fold.accumulator, draw,
+                                          static_cast<u64>(-instruction));
 #pragma unroll
       for (int element = 0; element < COUNT; ++element) total[element] = left[element];
     }
@@ -513,7 +582,7 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain,
 #pragma unroll
         for (int element = 0; element < COUNT; ++element) left[element] = slot[element * blockDim.x];
         combine<S, C, SUMS>(left, total, fold.op);
-        round_step<C, STEP, DRAWN>(left, fold.accumulator, draw,
+        round_step<S, C, STEP, DRAWN, SUMS>(left, fold.accumulator, draw,
                                    tree_step(fold, chain.node, level, index >> 1));
 #pragma unroll
         for (int element = 0; element < COUNT; ++element) total[element] = left[element];

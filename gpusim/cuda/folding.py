@@ -27,7 +27,14 @@ from gpusim.fallback.rounding import check_counter
 from gpusim.fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
 from gpusim.fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
-from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
+from .device import (
+    SHARED_PER_MULTIPROCESSOR,
+    THREADS_PER_MULTIPROCESSOR,
+    Array,
+    Device,
+    Kernel,
+    Launch,
+)
 from .layout import MemberLayout, Members, layout_of, rows_of
 from .structs import EXACT, FOLD, LAYOUT, LOGICAL, struct, writer
 from .targets import NAMES, code, target
@@ -41,7 +48,7 @@ ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 TREE_MEMBERS = 1 << 16
 # in_stages of fold.cu: threads of a block, and the members of all stages for each of its `batches`.
 STAGE_THREADS, STAGE_BATCH, STAGES = 32, 16, 3
-STAGED_BYTES = 192 * 1024  # shared memory of a multiprocessor that stages may fill
+RESERVED_BYTES = 1024  # of shared memory, which CUDA takes for each block
 # Members are split over blocks if they and their bytes are at least so many: else a second launch
 # costs more than it saves. A block gets at least SHARE_MEMBERS.
 SPLIT_MEMBERS, SPLIT_BYTES, SHARE_MEMBERS = 128, 1 << 17, 32
@@ -134,7 +141,8 @@ def fold_members(
     """`run_fold` without a wire and levels, whose walks fold by this."""
     group = Members.of(members, device)
     extent = None if part is None else part.extent
-    launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
+    about = device.busy_threads, device.shared_bytes
+    launch = plan_launch(spec, extent, group.layout, batch_ndim, *about)
     plan, earlier, offset, offsets = launch.plan, None, 0, None
     if type(call) is not int or not 0 <= call < 2**64:
         call = check_counter("call", call)
@@ -151,7 +159,7 @@ def fold_members(
         check_out(out, plan.shape, plan.arithmetic.result)
     if launch.copies:
         group = group.contiguous(device)
-        launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
+        launch = plan_launch(spec, extent, group.layout, batch_ndim, *about)
     if launch.kernel is None:
         return out
     # The arrays whose addresses the launch takes stay alive until it is queued.
@@ -207,8 +215,10 @@ def plan_launch(
     members: MemberLayout,
     batch_ndim: int,
     busy_threads: int,
+    shared_bytes: int,
 ) -> FoldLaunch:
-    """Check the arguments of a fold, and plan its launch on a device of so many busy threads.
+    """Check the arguments of a fold, and plan its launch on a device of so many busy threads, with
+    so much shared memory on a multiprocessor.
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
@@ -223,7 +233,7 @@ def plan_launch(
         return _plan_logical(plan, members, busy_threads)
     if plan.arithmetic.exact:
         return _plan_exact(plan, members, busy_threads)
-    return plan_numbers(plan, members, busy_threads)
+    return plan_numbers(plan, members, busy_threads, shared_bytes=shared_bytes)
 
 
 class Template(NamedTuple):
@@ -283,6 +293,7 @@ def plan_numbers(
     share: int | None = None,
     *,
     draws: bool = False,
+    shared_bytes: int = SHARED_PER_MULTIPROCESSOR,
 ) -> FoldLaunch:
     """The launch of a fold of numbers.
 
@@ -359,7 +370,7 @@ def plan_numbers(
     shares = -(-plan.count // share) if share else 1
     block, shared = (64 if threads * shares < busy_threads else 256), 0
     if ahead == STAGE_BATCH:
-        batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads)
+        batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads, shared_bytes)
         arguments["batches"] = batches
         block, shared = STAGE_THREADS, batches * stage_bytes(chunk * itemsize)
     elif isinstance(order, ReductionGraph) and not free:
@@ -435,12 +446,20 @@ def stage_bytes(chunk_bytes: int) -> int:
     return STAGE_THREADS * STAGE_BATCH * STAGES * chunk_bytes
 
 
-def stage_batches(threads: int, chunk_bytes: int, members: int, busy_threads: int) -> int:
-    """Batches in a stage: the fewer threads a multiprocessor has, the more each has under way."""
+def stage_batches(
+    threads: int, chunk_bytes: int, members: int, busy_threads: int, shared_bytes: int
+) -> int:
+    """Batches in a stage: the fewer threads a multiprocessor has, the more each has under way. All
+    blocks of a multiprocessor fit into its shared memory at once."""
     multiprocessors = max(1, busy_threads // THREADS_PER_MULTIPROCESSOR)
     blocks = -(-threads // (STAGE_THREADS * multiprocessors))
-    room = min(SHARED_BYTES, STAGED_BYTES // blocks) // stage_bytes(chunk_bytes)
+    room = min(SHARED_BYTES, shared_bytes // blocks - RESERVED_BYTES) // stage_bytes(chunk_bytes)
     return max(1, min(room, -(-members // (STAGE_BATCH * STAGES))))
+
+
+def needs_shared(kernel: Kernel) -> bool:
+    """Whether a kernel keeps stages or partial results in shared memory."""
+    return "TREE" in kernel.name or kernel.name.endswith(f", {STAGE_BATCH}>")
 
 
 def thread_count(layout: NDArray[Any]) -> int:

@@ -28,6 +28,17 @@ __device__ __forceinline__ unsigned int halves_of_floats(float low, float high) 
 #endif
 }
 
+#if __CUDA_ARCH__ >= 800
+#define HAS_BFLOATS_OF_FLOATS 1
+
+// Two bfloat16 in one word, rounded to nearest, ties to even.
+__device__ __forceinline__ unsigned int bfloats_of_floats(float low, float high) {
+  unsigned int word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+#endif
+
 // Both sums are rounded once, to float16. No `.ftz` here: subnormal numbers stay, whatever the
 // compiler's options are.
 __device__ __forceinline__ unsigned int add_halves(unsigned int left, unsigned int right) {

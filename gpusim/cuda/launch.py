@@ -40,7 +40,12 @@ def _function(kernel: Kernel, number: int) -> Any:
     """A compiled instance, loaded on one device, which is the current one."""
     module = require_cupy().cuda.function.Module()
     module.load(machine_code(kernel, _device(number).architecture))
-    return module.get_function(mangled(kernel))
+    function = module.get_function(mangled(kernel))
+    if folding.needs_shared(kernel):  # the driver would keep some for the cache, and fewer blocks
+        driver = require_cupy().cuda.driver
+        carveout = driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        driver.funcSetAttribute(function.ptr, carveout, 100)
+    return function
 
 
 @cache
@@ -58,6 +63,7 @@ class CupyDevice:
         self.architecture = f"sm_{device.compute_capability}"
         multiprocessors: int = device.attributes["MultiProcessorCount"]
         self.busy_threads = multiprocessors * THREADS_PER_MULTIPROCESSOR
+        self.shared_bytes: int = device.attributes["MaxSharedMemoryPerMultiprocessor"]
         self._constant = lru_cache(CONSTANTS)(self._upload_constant)
 
     def is_array(self, value: Any) -> bool:

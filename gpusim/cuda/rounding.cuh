@@ -126,13 +126,19 @@ __device__ __forceinline__ C round_to_target(C value, const Target& target, bool
   return result;
 }
 
+// A float32 without its last DROPPED bits, or the next one away from zero: that one if the lane is
+// less than the share of what is dropped, for which DROPPED bits of ~lane carry. Not for NaN.
+template <int DROPPED>
+__device__ __forceinline__ u32 draw_bits(u32 bits, u32 lane) {
+  return (bits + (~lane >> (32 - DROPPED))) & (~0u << DROPPED);
+}
+
 // Stochastically from float32 to float16.
 __device__ __forceinline__ float draw_float16(float value, u32 lane) {
   u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return value;
-  if (magnitude >= 0x38800000u) {  // a normal number of float16: the last 13 bits go
-    u32 low = magnitude & 0xffffe000u;
-    magnitude = low + (lane < magnitude << 19 ? 0x2000u : 0u);
+  if (magnitude >= 0x38800000u) {  // a normal number of float16
+    magnitude = draw_bits<13>(magnitude, lane);
     if (magnitude > 0x477fe000u) magnitude = 0x7f800000u;
   } else {  // a multiple of 2**-24, or none
     int field = static_cast<int>(magnitude >> 23);
@@ -148,16 +154,26 @@ __device__ __forceinline__ float draw_float16(float value, u32 lane) {
 }
 
 // bfloat16 is float32's upper half: a carry out of the lower half goes up, to infinity too.
-__device__ __forceinline__ float round_bfloat16(float value) {
+#ifndef HAS_BFLOATS_OF_FLOATS
+__device__ __forceinline__ u32 bfloat_of_float(float value) {
   u32 bits = __float_as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return __uint_as_float(0x7fc00000u);
-  return __uint_as_float((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+__device__ __forceinline__ u32 bfloats_of_floats(float low, float high) {
+  return bfloat_of_float(low) | bfloat_of_float(high) << 16;
+}
+#endif
+
+__device__ __forceinline__ float round_bfloat16(float value) {
+  return __uint_as_float(bfloats_of_floats(0, value));
 }
 
 __device__ __forceinline__ float draw_bfloat16(float value, u32 lane) {
   u32 bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return __uint_as_float(0x7fc00000u);
-  return __uint_as_float((bits & 0xffff0000u) + (lane < bits << 16 ? 0x10000u : 0u));
+  return __uint_as_float(draw_bits<16>(bits, lane));
 }
 
 // The code of a float32 that the format of 8 or 16 bits holds exactly.

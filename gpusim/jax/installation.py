@@ -59,7 +59,7 @@ class Installation:
 class Saved(NamedTuple):
     """JAX's own functions, which `uninstall` restores."""
 
-    lowerings: dict[Any, Any]
+    lowerings: dict[tuple[str, Any], Any]  # by platform and primitive
     uncacheable: set[Any]
     transpose: Any
     batch: Any
@@ -75,8 +75,10 @@ _current: Installation | None = None
 def install(reduction: GivenReductions = None, *, timeout: float = 60.0) -> Installation:
     """Give programs for XLA:CPU `lax.ragged_all_to_all`, and sums with chosen bits.
 
-    Programs stay as they are. `uninstall` restores JAX's own collectives, and another `install`
-    replaces this one. Both clear JAX's caches of compiled functions.
+    Programs stay as they are. For GPUs and TPUs, a sum with a chosen Reduction is refused with a
+    NotImplementedError: JAX_PLATFORMS=cpu runs it on CPUs. `uninstall` restores JAX's own
+    collectives, and another `install` replaces this one. Both clear JAX's caches of compiled
+    functions.
 
     **Arguments**
 
@@ -110,12 +112,11 @@ def uninstall() -> None:
     global _saved, _current
     if _saved is None:
         return
-    cpu = mlir._platform_specific_lowerings["cpu"]
-    for primitive, entry in _saved.lowerings.items():
+    for (platform, primitive), entry in _saved.lowerings.items():
         if entry is None:
-            del cpu[primitive]
+            del mlir._platform_specific_lowerings[platform][primitive]
         else:
-            cpu[primitive] = entry
+            mlir._platform_specific_lowerings[platform][primitive] = entry
     mlir._uncacheable_primitives.difference_update(_saved.uncacheable)
     ad.primitive_transposes[ragged.ragged_p] = _saved.transpose
     batching.fancy_primitive_batchers[ragged.ragged_p] = _saved.batch
@@ -166,22 +167,23 @@ def _checked(given: ReductionLike | None, name: str) -> Reduction | None:
 
 def _put(reduction: Reductions) -> None:
     global _saved
-    cpu = mlir._platform_specific_lowerings["cpu"]
-    rules = {ragged.ragged_p: ragged.lower_ragged}
-    if reduction is not None:
-        rules |= sums.rules(reduction)
+    platforms = mlir._platform_specific_lowerings
+    rules = {("cpu", ragged.ragged_p): ragged.lower_ragged}
+    if reduction is not None:  # elsewhere than on CPUs these rules refuse
+        found = sums.rules(reduction)
+        rules |= {(name, primitive): found[primitive] for name in platforms for primitive in found}
     _saved = Saved(
-        lowerings={primitive: cpu.get(primitive) for primitive in rules},
-        uncacheable={*rules} - mlir._uncacheable_primitives,
+        lowerings={(name, primitive): platforms[name].get(primitive) for name, primitive in rules},
+        uncacheable={primitive for _, primitive in rules} - mlir._uncacheable_primitives,
         transpose=ad.primitive_transposes[ragged.ragged_p],
         batch=batching.fancy_primitive_batchers[ragged.ragged_p],
         mean=parallel.pmean.__code__,
         ragged=parallel.ragged_all_to_all.__code__,
         compile=compiler.compile_or_get_cached,
     )
-    for primitive, rule in rules.items():
+    for (name, primitive), rule in rules.items():
         # Without a cache each call in a program has its own number, and its own line.
-        mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+        mlir.register_lowering(primitive, rule, platform=name, cacheable=False)
     ad.primitive_transposes[ragged.ragged_p] = ragged.transpose_ragged
     batching.fancy_primitive_batchers[ragged.ragged_p] = ragged.batch_ragged
     # The functions stay the same objects: programs may hold them, by `from jax.lax import pmean`.
@@ -244,8 +246,8 @@ def _compile(backend: Any, computation: Any, devices: Any, *args: Any, **options
     """Compile, and warn of sums that the partitioner has inserted."""
     assert _saved is not None
     executable = _saved.compile(backend, computation, devices, *args, **options)
-    if backend.platform == "cpu" and devices.size > 1:
-        names = {f"/{primitive.name}" for primitive in _saved.lowerings}
+    if devices.size > 1:
+        names = {f"/{primitive.name}" for _, primitive in _saved.lowerings}
         names |= {"/gather", "/dynamic_slice"}  # adds zeros to what one device holds
         inserted = [
             found

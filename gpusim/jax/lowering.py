@@ -95,7 +95,16 @@ def lower_call(
     **Arguments**: `groups` are the devices' numbers in the program, as JAX's `_replica_groups`
     gives them. `absent` are operands without a buffer, by their position. `result_shape` is that
     of the call's result, if JAX's result is a reshape of it.
+
+    **Raises**: NotImplementedError for programs that run elsewhere than on CPUs.
     """
+    platforms = ctx.platforms or ctx.module_context.platforms
+    if tuple(platforms) != ("cpu",):
+        raise NotImplementedError(
+            f"gpusim.jax: lax.{collective} has a Reduction, and this program is for "
+            f"{' and '.join(platforms)}: gpusim's collectives run in XLA:CPU alone. Set "
+            "JAX_PLATFORMS=cpu before JAX is imported, or call gpusim.jax.uninstall()"
+        )
     board()
     kinds = [kind_of(aval) for aval in ctx.avals_in]
     for position, kind in (absent or {}).items():

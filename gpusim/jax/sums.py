@@ -234,7 +234,7 @@ def mean(x: Any, axis_name: Any, axis_index_groups: Any) -> Any:
 
 
 def rules(reductions: Reductions) -> dict[Any, Rule]:
-    """The lowerings for CPUs, by primitive."""
+    """The lowerings, by primitive. For other platforms than CPUs they refuse."""
     found = {}
     for primitive, collective, positional in (
         (parallel.psum_p, "psum", reduce_sum),

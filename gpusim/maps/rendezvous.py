@@ -50,17 +50,13 @@ def meet(contribution: Contribution) -> list[list[Any]]:
     compute = _compute_on_streams if thread.call.streams else compute_for_all
     # The one place where a replica of pmap waits for others. `compute` runs in the thread of the
     # last to arrive, with its slot and without the scheduler's lock; the others hold neither.
-    found: list[list[Any]] = thread.meet(
+    return thread.meet(
         contribution.threaded_axes,
         contribution.enclosing,
         contribution.terms(),
         contribution,
         compute,
     )
-    # Again in the replica's thread: its stream goes on behind the rendezvous's.
-    if arrival is not None:
-        arrival.depart()
-    return found
 
 
 def _compute_on_streams(contributions: list[Contribution]) -> list[list[list[Any]]]:

@@ -1,12 +1,13 @@
-"""Replicas on GPUs: a stream for each, and events that order what they exchange.
+"""Replicas on GPUs: streams, and events that order what they exchange.
 
-The caller of pmap, its replicas and their rendezvous each work on a stream of their own, and the
-host waits for none of them. A stream waits for the streams that computed its inputs:
+The caller of pmap, its replicas and their rendezvous each work on a stream of their own (more than
+STREAMS replicas share so many), and the host waits for none of them. A stream waits for the streams
+that computed its inputs:
 
 - a replica's stream waits for the caller's before it begins, and the caller's for all replicas'
   when they have ended;
 - a rendezvous's stream waits for the streams of all replicas that have arrived, and theirs for the
-  rendezvous's before they continue.
+  rendezvous's before the operands are given up and the replicas continue.
 
 That orders memory too. CuPy returns the memory of an unreferenced array to the stream that
 allocated it, which may reuse it at once, although other streams may still read it. So results of a
@@ -29,6 +30,9 @@ from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, unpack, wrap
 
 HOST = ("cpu", "host")
+
+STREAMS = 128
+"""Streams of the replicas of one call on a GPU. Each has an arena of its own in CuPy's pool."""
 
 # --- where replicas run -------------------------------------------------------------------------
 
@@ -188,10 +192,16 @@ class StreamSlots:
         self.rendezvous_streams = {} if outer is None else outer.rendezvous_streams
         self._gpus = sorted({gpu for gpu in gpus if gpu is not None})
         self._begin = [_record_current(gpu) for gpu in sorted({*self._gpus, *_gpus_of(leaves)})]
-        self.of = [
-            None if gpu is None else StreamSlot(gpu, pool.take(gpu), self.rendezvous_streams)
-            for gpu in gpus
-        ]
+        self.of: list[StreamSlot | None] = []
+        taken: dict[int, list[Any]] = {gpu: [] for gpu in self._gpus}
+        for gpu in gpus:
+            if gpu is None:
+                self.of.append(None)
+                continue
+            streams = taken[gpu]
+            stream = pool.take(gpu) if len(streams) < STREAMS else streams[-STREAMS]
+            streams.append(stream)
+            self.of.append(StreamSlot(gpu, stream, self.rendezvous_streams))
         self.home = self.of[0].gpu if self.of[0] is not None else None
 
     def __enter__(self) -> StreamSlots:
@@ -200,9 +210,11 @@ class StreamSlots:
     def __exit__(self, *exception: object) -> None:
         self.follow()
         # A replica that pmap has abandoned still works on its stream, and may meet others.
-        ended = [slot for slot in self.of if slot is not None and slot.end is not None]
-        held = [(slot.gpu, slot.stream) for slot in ended]
-        if self._root and len(ended) == sum(slot is not None for slot in self.of):
+        slots = [slot for slot in self.of if slot is not None]
+        working = {id(slot.stream) for slot in slots if slot.end is None}
+        lent = {id(slot.stream): (slot.gpu, slot.stream) for slot in slots}
+        held = [pair for key, pair in lent.items() if key not in working]
+        if self._root and not working:
             held += [
                 pair for streams in self.rendezvous_streams.values() for pair in streams.items()
             ]
@@ -289,17 +301,16 @@ def _from_another_gpu(array: Array) -> Array:
 
 @dataclass
 class Arrival:
-    """A replica at a rendezvous: the events after its work, then the one after the rendezvous's."""
+    """A replica at a rendezvous, and the events after its work."""
 
     slot: StreamSlot
     streams: list[Any]  # the slot's, and the current one if that is another
     ready: list[Any]
-    done: Any = None
 
-    def depart(self) -> None:
-        """Let the replica's streams wait for the rendezvous."""
+    def depart(self, done: Any) -> None:
+        """Let the replica's streams wait for the event after the rendezvous."""
         for stream in self.streams:
-            stream.wait_event(self.done)
+            stream.wait_event(done)
 
 
 def arrive(slot: StreamSlot) -> Arrival:
@@ -345,8 +356,10 @@ class DeviceRendezvous:
                         stream.wait_event(behind[self.home])
                         with cupy.cuda.Device(gpu):
                             behind[gpu] = _record(stream)
+                # Here, not in the replicas' threads: the operands are still held, whose memory
+                # another replica of the stream may be given.
                 for arrival in self._present:
-                    arrival.done = behind[arrival.slot.gpu]
+                    arrival.depart(behind[arrival.slot.gpu])
 
     def gather(self, values: list[Any]) -> list[Any]:
         """One operand of each replica, on the rendezvous's GPU; NumPy arrays stay if all are."""

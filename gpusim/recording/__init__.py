@@ -4,7 +4,7 @@ A record is a file of lines (calls only), or a folder with the lines in `calls.j
 for, whole arrays in `arrays/`. Where each rank is a process of its own, rank R writes
 `calls-R.jsonl`. A line is one JSON object, and its "kind" says what it is:
 
-- "launch", the first line: "format" (2), "gpusim" (the version), "ranks", and what the launch adds.
+- "launch", the first line: "format" (3), "gpusim" (the version), "ranks", and what the launch adds.
 - "group", before the first call of a group: its label "group", and "name", "description", "ranks".
 - "call": the fields of a `RecordedCall` that are not None.
 - "result", in a folder, when calls are complete: "calls", their [rank, sequence], and "results", a
@@ -13,9 +13,9 @@ for, whole arrays in `arrays/`. Where each rank is a process of its own, rank R 
   failed.
 
 Readers ignore kinds and fields that they do not know. Operands and results are lists of
-[dtype, shape, digest]; see `digest_of`. `arrays/*.npz` has an array of bytes for each digest: the
-elements in C order, little-endian. Each file is written whole, and the oldest are removed to keep
-to a limit, so that readers find some digests without an array.
+[dtype, shape, digest]; see `digest_of`. All NaNs count as one, NumPy's. `arrays/*.npz` has an array
+of bytes for each digest: the elements in C order, little-endian. Each file is written whole, and
+the oldest are removed to keep to a limit, so that readers find some digests without an array.
 
 - `recorder`: the Recorder. `arrays`: digests, and the files of arrays.
 - `traces`: what ran when, as files of the trace event format.

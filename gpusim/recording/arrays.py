@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..files import atomic_write
 
-__all__ = ["ArrayFolder", "digest_of", "raw_bytes"]
+__all__ = ["ArrayFolder", "digest_of", "raw_bytes", "with_one_nan"]
 
 WINDOW = 8 << 20
 """Bytes of arrays that are written as one file."""
@@ -23,12 +23,49 @@ WINDOW = 8 << 20
 BLOCK = 1 << 18
 """Bytes that are read twice while they are in the cache; a multiple of four."""
 
+NANS = {
+    "float8_e4m3fn": ("<u1", 0x7E, 0x7F),
+    "float8_e5m2": ("<u1", 0x7C, 0x7E),
+    "float16": ("<u2", 0x7C00, 0x7E00),
+    "bfloat16": ("<u2", 0x7F80, 0x7FC0),
+    "float32": ("<u4", 0x7F800000, 0x7FC00000),
+    "float64": ("<u8", 0x7FF << 52, 0xFFF << 51),
+}
+"""Dtypes of several NaNs: their words, the largest magnitude of a number, and NumPy's NaN."""
+NANS |= {"complex32": NANS["float16"], "complex64": NANS["float32"], "complex128": NANS["float64"]}
+
 Raw = NDArray[np.uint8]
 
 
 def raw_bytes(array: NDArray[Any]) -> Raw:
     """The bytes of an array's elements in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def with_one_nan(raw: Raw, dtype: str) -> Raw:
+    """The bytes of elements of a dtype, by torch's name, with NumPy's NaN in place of all NaNs.
+
+    Which NaN a result is, is not specified: a GPU's have other bits than a CPU's.
+
+    >>> nan, minus = np.float32(np.nan), -np.float32(np.nan)
+    >>> one, other = (with_one_nan(raw_bytes(np.array([x, 1])), "float32") for x in (nan, minus))
+    >>> digest_of(one) == digest_of(other)
+    True
+    """
+    if dtype not in NANS:
+        return raw
+    word, largest, nan = NANS[dtype]
+    words = given = raw.view(word)
+    block = BLOCK // words.itemsize
+    magnitudes = np.empty(min(block, words.size), word)
+    mask = words.dtype.type((1 << (8 * words.itemsize - 1)) - 1)
+    for begin in range(0, words.size, block):
+        here = given[begin : begin + block]
+        found = np.bitwise_and(here, mask, out=magnitudes[: here.size])
+        if found.max() > largest:
+            words = given.copy() if words is given else words
+            words[begin : begin + block][found > largest] = nan
+    return words.view(np.uint8)
 
 
 def digest_of(raw: Raw) -> str:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ..version import __version__
-from .arrays import ArrayFolder, digest_of, raw_bytes
+from .arrays import ArrayFolder, digest_of, raw_bytes, with_one_nan
 
 __all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow", "settings_of"]
 
-FORMAT = 2
+FORMAT = 3
 
 Value = tuple[str, tuple[int, ...], NDArray[Any]]
 """A tensor's dtype and shape, and its elements, of any dtype of the same width."""
@@ -265,7 +265,7 @@ class Recorder:
 
     def _traced(self, sequence: int, value: Value) -> Traced:
         dtype, shape, array = value
-        raw = raw_bytes(array)
+        raw = with_one_nan(raw_bytes(array), dtype)
         digest = digest_of(raw)
         if self._arrays is not None and self._chosen is not None and sequence in self._chosen:
             with self._lock:

@@ -135,7 +135,10 @@ class Device:
 
     def __init__(self, device: int | None = None) -> None:
         self.id = _thread.device if device is None else int(device)
-        self.attributes = {"MultiProcessorCount": 132}
+        self.attributes = {
+            "MultiProcessorCount": 132,
+            "MaxSharedMemoryPerMultiprocessor": 228 << 10,
+        }
         self.compute_capability = "90"
         self._outer: list[int] = []
 

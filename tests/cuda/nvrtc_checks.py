@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 
 import pytest
 
 from gpusim.cuda import compile as compiling
+from gpusim.cuda import report
 from gpusim.cuda.device import Kernel
 
 
@@ -31,9 +31,23 @@ def test_nvrtcs_machine_code_is_whole() -> None:
         assert compiling.mangled(kernel).encode() in cubin
 
 
-def test_nvrtc_reports_resources_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("architecture", "spilled"), [("sm_90", 0), ("sm_100", 64)])
+def test_launches_have_registers_enough(architecture: str, spilled: int) -> None:
+    """A launch's compiler is NVRTC; its version 13.0 spills a few bytes of two trees on sm_100."""
+    parts = (
+        "float32, float, EXACT, false, TREE, true, 4, 8",
+        "float16, float, FLOAT16, false, TREE, true, 8, 8",
+        "bfloat16, float, EXACT, false, SEQUENCE, true, 8, 8",
+        "float16, float, FLOAT16, true, SEQUENCE, true, 8, 1",
+    )
+    kernels = [Kernel("fold.cu", f"fold<{part}>") for part in parts]
+    for kernel, needs in compiling.resources(kernels, architecture).items():
+        assert max(needs.spill_stores, needs.spill_loads) <= spilled, kernel
+        assert report.warps(kernel, needs.registers, architecture) >= 16, kernel
+
+
+def test_nvrtc_reports_resources() -> None:
     kernel = Kernel("ragged.cu", "ragged_check")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compiling.compiler() == "nvrtc"
     assert compiling.resources([kernel], "sm_90")[kernel].registers > 8
     with pytest.raises(RuntimeError, match="float17"):

@@ -25,6 +25,11 @@ ROOT = Path(__file__).parents[2]
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 
 
+@pytest.fixture(autouse=True)
+def nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compiler", lambda: "nvcc" if shutil.which("nvcc") else None)
+
+
 def main_kernels(unit: str) -> list[Kernel]:
     """The sums that have targets of speed: partial results in float32, or rounded to float16."""
     parts = {k: k.name.partition("<")[2].split(", ") for k in templates.units()[unit]}
@@ -184,14 +189,19 @@ def test_no_operation_flushes_subnormal_numbers_or_is_fused(tmp_path: Path) -> N
 def test_nvrtc_compiles_without_a_gpu() -> None:
     """In a process of its own: in this one CuPy may run on the fake CUDA, whose NVRTC is g++."""
     environment = {k: v for k, v in os.environ.items() if k != fake_cuda.SWITCH}
-    environment["GPUSIM_TESTS"] = "area"  # both tests, whatever the share of this folder's is
+    environment["GPUSIM_TESTS"] = "area"  # all tests, whatever the share of this folder's is
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rs", "tests/cuda/nvrtc_checks.py"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    if "2 passed" not in done.stdout:
+    if "4 passed" not in done.stdout:
         pytest.skip(f"NVRTC is not installed: {done.stdout}")
+
+
+def test_the_page_on_gpus_has_the_number_of_kernels() -> None:
+    count = sum(map(len, templates.units().values()))
+    assert f"of all {count}." in (ROOT / "docs" / "cuda.md").read_text()
 
 
 @needs_nvcc

@@ -46,7 +46,7 @@ def pointed(values: Any) -> Any:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNamespace]:
-    attributes = {"MultiProcessorCount": 132}
+    attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
 
     class Device(nullcontext):
         def __init__(self, number: int) -> None:

@@ -65,6 +65,17 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("shared_bytes", [64 << 10, 100 << 10, 164 << 10, 228 << 10])
+@pytest.mark.parametrize("threads", [256, 8192, 32768, 65536, 98304])
+def test_all_blocks_of_stages_fit_into_shared_memory(threads: int, shared_bytes: int) -> None:
+    """With the KiB that CUDA keeps for each, on 132 multiprocessors; or a stage has one batch."""
+    batches = folding.stage_batches(threads, 4, 65536, 132 * 512, shared_bytes)
+    blocks = -(-threads // (32 * 132))
+    block = batches * folding.stage_bytes(4) + 1024
+    assert blocks * block <= shared_bytes or batches == 1
+    assert block + folding.stage_bytes(4) > min(shared_bytes // blocks, 49 << 10)  # no room is left
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_second_equal_call_plans_nothing(name: str) -> None:
     device = HostDevice()

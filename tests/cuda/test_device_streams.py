@@ -107,6 +107,36 @@ def test_each_replica_has_a_stream_and_arrays_of_its_own_gpu(cupy: Any) -> None:
     assert [seen[k][1] for k in range(4)] == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("where", [None, [0, 1]], ids=str)
+def test_many_replicas_share_streams(
+    limit: int, where: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In groups that meet at different times, with memory that comes and goes."""
+    monkeypatch.setattr(streams, "STREAMS", limit)
+    streams.pool.clear()
+    seen = set()
+
+    def f(x: Any) -> Any:
+        seen.add(cupy.cuda.get_current_stream().ptr)
+        for _ in range(3):
+            for groups in ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]):
+                x = x + lax.psum(x * 2, "i", axis_index_groups=groups) / 4
+        return x, lax.psum(x, "i")
+
+    x = np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
+    expected = gpusim.pmap(f, "i")(x)
+    seen.clear()
+    for number in range(3):
+        found = gpusim.pmap(f, "i", devices=where)(device_arrays.to_device(x))
+        for ours, theirs in zip(found, expected, strict=True):
+            same(ours.get(), theirs)
+        if number == 0:
+            assert len(seen) == limit * (1 if where is None else 2)
+    free = [id(stream) for each in streams.pool._free.values() for stream in each]
+    assert len(free) == len(set(free))  # each is given back once
+
+
 def test_kernels_take_the_replicas_own_memory() -> None:
     x = device_arrays.to_device(np.ones((5, 1000), np.float32))
     counts = device_arrays.counts
@@ -187,7 +217,7 @@ def forget_who_arrived(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_meeting(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(streams.Arrival, "depart", lambda self: None)
+    patch.setattr(streams.Arrival, "depart", lambda self, done: None)
 
 
 def forget_the_end(patch: pytest.MonkeyPatch) -> None:

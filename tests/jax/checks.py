@@ -611,6 +611,42 @@ def sums_of_the_partitioner_are_warned_of() -> None:
             assert gpusim.jax.sums_of_xla(program.as_text()) == []
 
 
+def sums_for_gpus_are_refused() -> None:
+    """No GPU is needed to lower for one. What has no Reduction stays XLA's."""
+    x = np.ones((DEVICES, 2 * DEVICES), np.float32)
+    programs = {
+        "psum": lambda x: lax.psum(x, "i"),
+        "pmean": lambda x: lax.pmean(x, "i"),
+        "pmax": lambda x: lax.pmax(x, "i"),
+        "psum_scatter": lambda x: lax.psum_scatter(x, "i", tiled=True),
+    }
+    for platform in ("cuda", "rocm", "tpu"):
+        for name, program in programs.items():
+            for check in (False, True):
+
+                def lower(program: Any = program, check: bool = check, on: str = platform) -> str:
+                    traced = mapped(program, check=check).trace(x)
+                    return str(traced.lower(lowering_platforms=(on,)).as_text())
+
+                plain = lower()
+                with gpusim.jax.installed(Reduction()):
+                    try:
+                        lower()
+                    except NotImplementedError as error:
+                        texts = (
+                            f"lax.{name} has a Reduction",
+                            f"for {platform}: ",
+                            "JAX_PLATFORMS=cpu",
+                        )
+                        assert all(text in str(error) for text in texts), str(error)
+                    else:
+                        raise AssertionError((platform, name))
+                for left in (None, {"another": "ring"}):
+                    with gpusim.jax.installed(left):
+                        assert "all_reduce" in lower() or "reduce_scatter" in lower()
+                assert lower() == plain
+
+
 def uninstalling_restores_jax() -> None:
     from jax._src import compiler
     from jax._src.interpreters import batching, mlir
@@ -618,7 +654,8 @@ def uninstalling_restores_jax() -> None:
 
     def state() -> Any:
         return (
-            {**mlir._platform_specific_lowerings["cpu"]}, {*mlir._uncacheable_primitives},
+            {name: {**rules} for name, rules in mlir._platform_specific_lowerings.items()},
+            {*mlir._uncacheable_primitives},
             {**ad.primitive_transposes}, {**batching.fancy_primitive_batchers},
             lax.pmean.__code__, lax.ragged_all_to_all.__code__, compiler.compile_or_get_cached,
         )  # fmt: skip
@@ -626,7 +663,7 @@ def uninstalling_restores_jax() -> None:
     x = values(np.random.default_rng(9), "float16", (DEVICES, 400))
     program = mapped(lambda x: (lax.psum(x, "i"), lax.pmean(x, "i")))
     before, results = state(), program(x)
-    assert parallel.ragged_all_to_all_p not in before[0]
+    assert parallel.ragged_all_to_all_p not in before[0]["cpu"]
     reduction = Reduction(order="reverse", accumulate="float16")
     gpusim.jax.install()
     gpusim.jax.install(reduction)

@@ -36,6 +36,7 @@ BEHAVIOUR = (
     "faults_are_errors_that_name_device_and_call",
     "devices_that_disagree_end",
     "sums_of_the_partitioner_are_warned_of",
+    "sums_for_gpus_are_refused",
     "uninstalling_restores_jax",
     "programs_that_are_dropped_leave_nothing",
     "arguments_are_checked",

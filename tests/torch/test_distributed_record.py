@@ -22,7 +22,8 @@ from torch.distributed.fsdp import fully_shard
 
 from gpusim import CollectiveMismatchError, Reduction, ReplicaError
 from gpusim.recording import digest_of
-from gpusim.tools.compare.runs import read
+from gpusim.recording.arrays import BLOCK, NANS, raw_bytes, with_one_nan
+from gpusim.tools.compare.runs import dtype_of, read
 from gpusim.torch.distributed import RecordedCall, Recorder, launch
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
@@ -174,7 +175,7 @@ def test_lines_have_what_memory_has(tmp_path: Path) -> None:
     first, *middle, last = lines_of(path)
     assert first == {
         "kind": "launch",
-        "format": 2,
+        "format": 3,
         "gpusim": first["gpusim"],
         "ranks": 3,
         "schedule": "turns",
@@ -374,6 +375,31 @@ def test_a_digest_is_its_definition() -> None:
         words = [int.from_bytes(data[k : k + 4], "little") for k in range(0, size, 4)]
         expected = f"{zlib.crc32(data):08x}{sum(words) % 2**32:08x}"
         assert digest_of(np.frombuffer(data, np.uint8)) == expected
+
+
+@pytest.mark.parametrize("dtype", NANS)
+def test_all_nans_have_one_digest(dtype: str) -> None:
+    """Whichever NaN it is, and of a complex number whichever part; infinities keep theirs."""
+    word, largest, nan = NANS[dtype]
+    sign = 1 << (8 * np.dtype(word).itemsize - 1)
+    codes = np.array([nan, largest + 1, sign - 1, nan + sign, 2 * sign - 1], word)
+    numbers = np.array([0, sign, largest, largest + sign, 1], word)
+
+    def digest(values: Any) -> str:
+        return digest_of(with_one_nan(raw_bytes(values), dtype))
+
+    arrays = [np.tile(numbers, BLOCK) for _ in codes]  # longer than a block
+    for array, code in zip(arrays, codes, strict=True):
+        array[[1, BLOCK + 1, -1]] = code
+    before = [array.copy() for array in arrays]
+    assert {digest(array) for array in arrays} == {digest_of(raw_bytes(arrays[0]))}
+    np.testing.assert_array_equal(arrays, before)
+    assert digest(numbers) == digest_of(raw_bytes(numbers))
+    if not dtype.startswith("complex"):
+        with np.errstate(invalid="ignore"):
+            assert np.isnan(codes.view(dtype_of(dtype))).all()
+            assert not np.isnan(numbers.view(dtype_of(dtype))).any()
+        assert nan == np.full(2, np.nan).astype(dtype_of(dtype)).view(word)[0]
 
 
 def reduce_random(rank: int, steps: int) -> None:

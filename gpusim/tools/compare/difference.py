@@ -20,7 +20,8 @@ class Difference:
 
     **Attributes**:
 
-    - `elements`, `differing`: how many there are, and how many differ in their bits.
+    - `elements`, `differing`: how many there are, and how many differ in their bits, or in whether
+      they are NaN.
     - `max_ulp`, `median_ulp`: of the floating-point elements that differ: how many values of the
       dtype lie between the two, and one more. None without such elements; NaN is left out.
     - `relative_norm`: the 2-norm of b - a divided by that of a, over finite elements.
@@ -49,6 +50,9 @@ def difference(a: Sequence[Array], b: Sequence[Array]) -> Difference:
         x, y = (np.ascontiguousarray(each).reshape(-1) for each in (one, other))
         elements += x.size
         unequal = _bits(x) != _bits(y)
+        if x.dtype.kind in "fcV":  # which NaN it is does not count
+            nans = np.isnan(_parts(x)) & np.isnan(_parts(y))
+            unequal &= ~nans.reshape(unequal.shape)
         if unequal.ndim == 2:  # complex
             unequal = unequal.any(axis=1)
         differing += int(np.count_nonzero(unequal))

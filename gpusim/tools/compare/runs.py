@@ -20,7 +20,7 @@ from gpusim.reduction import as_reduction
 
 __all__ = ["Call", "Event", "Run", "Traced", "read"]
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
 

@@ -70,6 +70,8 @@ def library(unit: str) -> ctypes.CDLL:
 class HostDevice:
     """The device's side of gpusim.cuda on NumPy arrays; `launches` lists what was run."""
 
+    shared_bytes = 228 << 10
+
     def __init__(self, busy_threads: int = 0) -> None:
         self.busy_threads = busy_threads
         self.launches: list[Launch] = []

@@ -62,7 +62,8 @@ class Nvrtc:
 
 
 def driver(launched: Callable[[np.ndarray], None] = lambda arguments: None) -> dict[str, Any]:
-    """The parts `nvrtc` and `function` of cupy.cuda; `launched` is told of each launch's struct."""
+    """The parts `nvrtc`, `function` and `driver` of cupy.cuda; `launched` is told of each launch's
+    struct."""
 
     class Module:
         """cupy.cuda.function.Module: finds a kernel by its mangled name, and runs the host's."""
@@ -87,6 +88,16 @@ def driver(launched: Callable[[np.ndarray], None] = lambda arguments: None) -> d
                     HOST.launches.clear()
                 launched(struct)
 
+            run.ptr = name  # type: ignore[attr-defined]
             return run
 
-    return {"nvrtc": Nvrtc(), "function": SimpleNamespace(Module=Module)}
+    def set_attribute(function: str, attribute: int, value: int) -> None:
+        assert function in kernels() and (attribute, value) == (9, 100)
+
+    return {
+        "nvrtc": Nvrtc(),
+        "function": SimpleNamespace(Module=Module),
+        "driver": SimpleNamespace(
+            funcSetAttribute=set_attribute, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9
+        ),
+    }
