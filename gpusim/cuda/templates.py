@@ -20,7 +20,7 @@ from gpusim.fallback.formats import (
 from gpusim.fallback.plan import plan_fold
 from gpusim.fallback.spec import FoldSpec
 
-from . import folding, ragged, rounding, scatter, sends
+from . import folding, ragged, rounding, scatter, sending
 from .device import Kernel
 from .folding import Numbers
 from .targets import NAMES, info_of
@@ -97,12 +97,19 @@ def units() -> dict[str, list[Kernel]]:
             for computing in (FLOAT32, FLOAT64)
             if computing == FLOAT64 or source != FLOAT64
         ],
-        "wire": [
-            sends.template(name, source, computing)
-            for name in ("hop", "amax")
-            for source in FLOATS
-            for computing in (FLOAT32, FLOAT64)
+        "chain": [
+            sending.chain_template(source, scaled=scaled, rounds=rounds)[0]
+            for source in (*SUB_32_BIT, FLOAT32)
+            for scaled in (False, True)
+            for rounds in (False, True)
         ],
+        "machine": [
+            sending.machine_template(source, computing, quick=quick)[0]
+            for source in FLOATS
+            for computing, quick in ((FLOAT32, True), (FLOAT32, False), (FLOAT64, False))
+            if not (quick and source == FLOAT64)
+        ],
+        "fixed": [sending.fixed_template(source) for source in FLOATS],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
             ragged.TILES,
