@@ -1,6 +1,7 @@
 // machine: any fold with a wire, in one launch: a machine with a stack whose instructions push a member
 // or add two values. A value is a block that has one scale, of a few threads or of a thread block, in
-// shared memory or in a workspace. QUICK: what is rounded is rounded as by chain.cu.
+// shared memory or in a workspace; or, if there are few and long blocks, of many thread blocks: then a
+// launch ends wherever a largest magnitude is needed. QUICK: what is rounded is rounded as by chain.cu.
 #include "sending.cuh"
 
 enum Kind { PUSH, ADD, FINISH, STORE };
@@ -98,16 +99,23 @@ struct Machine {
     }
   }
 
-  // One instruction, on all chunks of the unit. There is one copy of this code: it is long.
-  __device__ __forceinline__ void execute(const Instruction& todo) const {
+  // In `largest`, of one instruction.
+  __device__ __forceinline__ Word* largest_at(i64 at) const {
+    const i64 unit = quotient(static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x, sent.lanes);
+    return reinterpret_cast<Word*>(sent.largest) + at * sent.rows * sent.units + unit;
+  }
+
+  // One instruction, on all chunks of the unit. There is one copy of this code: it is long. False: the
+  // launch ends here, and the next one, which `resumes`, finds the largest magnitude in `largest`.
+  __device__ __forceinline__ bool execute(const Instruction& todo, i64 at, bool resumes) const {
     const Kind kind = todo.kind;
     const bool sends = kind == PUSH ? sent.at == MEMBERS : kind == ADD ? sent.at == HOPS
                      : kind == STORE && sent.result_sent;
     const int from = kind == ADD && !sent.first_is_sent ? todo.value + 1 : todo.value;
-    Word most = 0;
+    Word most = resumes && unit.from < unit.to ? *largest_at(at) : 0;
     // First the largest magnitude, if it is needed.
 #pragma unroll 1
-    for (int phase = sends && sent.rule != UNSCALED ? 0 : 1; phase < 2; ++phase) {
+    for (int phase = sends && sent.rule != UNSCALED && !resumes ? 0 : 1; phase < 2; ++phase) {
 #pragma unroll 1
       for (i64 pass = 0; pass < sent.passes; ++pass) {
         const Part here = part(pass);
@@ -151,8 +159,15 @@ struct Machine {
           store_part(values, sent, unit, here);
         }
       }
+      if (phase == 0 && sent.largest) {
+        most = largest_of_lanes(most, 32);
+        const bool more = unit.from < unit.to && threadIdx.x % 32 == 0 && most > *largest_at(at);
+        if (more) atomicMax(largest_at(at), most);
+        return false;
+      }
       if (phase == 0) most = exchanged(most);
     }
+    return true;
   }
 
   // A member's values, as they arrive.
@@ -163,9 +178,9 @@ struct Machine {
 
   __device__ __forceinline__ void run() const {
     const i64 count = sent.instructions ? sent.instructions : 2 * sent.visited - 1;
-    int values = 0;  // on the stack
+    int values = static_cast<int>(sent.values);
 #pragma unroll 1
-    for (i64 at = 0; at < count + 2; ++at) {
+    for (i64 at = sent.begin; at < count + 2; ++at) {
       Instruction todo;
       i64 add = 0;  // its number
       if (at >= count) {
@@ -185,7 +200,7 @@ struct Machine {
       } else {
         ++values;
       }
-      execute(todo);
+      if (!execute(todo, at, sent.resumes && at == sent.begin)) return;
     }
   }
 };

@@ -35,6 +35,9 @@ struct Sent {
   i64 instructions;      // of the program, as Fold's graph; 0: a chain
   i64 depth;             // values that the machine holds at once
   u64 workspace;         // where they are; 0: in shared memory
+  u64 largest;           // of many thread blocks to a unit: the largest magnitudes, or 0
+  i64 begin, values;     // the first instruction of the launch, and the values before it
+  i64 resumes;           // whether its largest magnitude is known
   Finish finish;
   i64 result_rounding;   // of a result that was sent
   u64 out;

@@ -27,7 +27,7 @@ from gpusim.fallback.spec import FIXED_TYPES, FoldSpec
 from gpusim.fallback.unscaled import sends_first
 from gpusim.fallback.wires import SCALES, WireInfo
 
-from .device import Array, Device, Kernel, Launch
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 from .folding import (
     C_NAMES,
     ENCODINGS,
@@ -45,6 +45,9 @@ from .targets import NAMES, info_of, target
 #: sending.cuh's enumeration At, by position.
 AT = ("nowhere", "hops", "members")
 WARP, MOST_THREADS, FEWEST_THREADS = 32, 512, 64
+#: Chunks of a block that many thread blocks share, if there are few blocks: a thread block would
+#: have sixteen chunks for each of its threads.
+LONG_BLOCK = 16 * MOST_THREADS
 DYNAMIC_BYTES = SHARED_BYTES - 512  # machine.cu has some of its own
 
 
@@ -57,7 +60,7 @@ class Task(NamedTuple):
       "lone": a member is rounded as the sum of one; "result": the one member is a result that is
       sent; "message": it is a message of its own, sent at `step`.
     - `spec`: of one level.
-    - `dtype`, `count`: of the fold's members.
+    - `dtype`, `members`: the fold's members' dtype and number.
     - `level`, `row`, `first`: as of fallback.sends.Level.
     - `slices`: the number of slices of a ring's cut, and the elements of one in a row of them.
     - `divisor`: of members.
@@ -66,7 +69,7 @@ class Task(NamedTuple):
     kind: str
     spec: FoldSpec
     dtype: np.dtype[Any]
-    count: int
+    members: int
     level: int = 0
     row: int = 1
     first: int = 0
@@ -76,7 +79,18 @@ class Task(NamedTuple):
 
 
 class SentLaunch(NamedTuple):
-    """A launch without addresses and counters; `shape` and `dtype` are the result's."""
+    """A launch without addresses and counters.
+
+    **Attributes**:
+
+    - `kernel`, `arguments`, `threads`, `block`, `shared`: as in `Launch`.
+    - `tables`: the int64s that the kernel reads.
+    - `workspace`: its bytes.
+    - `stops`: instructions in which a launch ends, and the values on the stack before them;
+      `largest`: the words for the largest magnitudes that they find.
+    - `turned`: whether the last member comes first; `draws`: whether batch offsets matter.
+    - `shape`, `dtype`: the result's.
+    """
 
     kernel: Kernel
     arguments: bytes
@@ -85,6 +99,8 @@ class SentLaunch(NamedTuple):
     block: int
     shared: int
     workspace: int
+    stops: list[tuple[int, int]]
+    largest: int
     turned: bool
     draws: bool
     shape: tuple[int, ...]
@@ -154,7 +170,7 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
     """
     spec, kind = task.spec, task.kind
     wire: WireInfo = spec.wire or UNROUNDED
-    plan = plan_of(spec, task.dtype, task.count, members.shape)
+    plan = plan_of(spec, task.dtype, task.members, members.shape)
     numbers, computing = Numbers(plan), plan.arithmetic.computing
     entries, elements = members.shape
     source = members.dtype
@@ -176,7 +192,7 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
     order = plan.order
     graph = None
     if folds and (order == "tree" or isinstance(order, ReductionGraph)):
-        graph = order if isinstance(order, ReductionGraph) else neighbours(task.count)
+        graph = order if isinstance(order, ReductionGraph) else neighbours(task.members)
     chained = quick and folds and graph is None and task.divisor is None and at != "nowhere"
     turned = folds and direction_of(plan) < 0
 
@@ -194,7 +210,13 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
     rows = entries * (members.number if kind == "each" else 1)
     units = blocks.blocks[-1]
     column, passes = depth * chunk * computing.itemsize, 1
-    if lanes > WARP:
+    multiprocessors = busy_threads // THREADS_PER_MULTIPROCESSOR
+    stops: list[tuple[int, int]] = []
+    if rows * units < multiprocessors and blocks.span >= LONG_BLOCK:
+        stops = _stops(program, task.members if folds else 1, at, sends_result)
+        lanes = -(-blocks.span // WARP) * WARP
+        threads, block = rows * units * lanes, 256
+    elif lanes > WARP:
         block = max(FEWEST_THREADS, min(lanes, MOST_THREADS))
         passes, lanes = -(-blocks.span // block), 0
         threads = rows * units * block
@@ -204,13 +226,13 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
         while not chained and block > WARP and block * column > DYNAMIC_BYTES:
             block //= 2
     shared, workspace = 0 if chained else block * passes * column, 0
-    if shared > DYNAMIC_BYTES:
+    if shared > DYNAMIC_BYTES or stops:
         shared, workspace = 0, -(-threads // block) * shared
 
     # The arguments
     arrays = {name: getattr(blocks, name) for name in ("edges", "blocks", "bases", "starts")}
     if turned:
-        arrays["starts"] = [task.count - 1 - start for start in blocks.starts]
+        arrays["starts"] = [task.members - 1 - start for start in blocks.starts]
     arrays["program"] = program
     places = dict(zip(arrays, accumulate(map(len, arrays.values()), initial=0), strict=False))
     arguments = struct(
@@ -235,10 +257,10 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
         slice=task.slices[1],
         at=AT.index(at),
         result_sent=sends_result,
-        first_is_sent=graph is None or sends_first(spec, task.count, elements, task.dtype),
+        first_is_sent=graph is None or sends_first(spec, task.members, elements, task.dtype),
         stream=0 if kind == "message" else 2 * task.level + 1,
-        member_step={"result": task.count, "message": task.step}.get(kind, task.count + 1),
-        result_step=task.count,
+        member_step={"result": task.members, "message": task.step}.get(kind, task.members + 1),
+        result_step=task.members,
         lone_step=kind == "lone",
         divides=task.divisor is not None and not message,
         divisor=task.divisor or 0,
@@ -260,7 +282,7 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
     else:
         held = members.dtype if message else computing
         finish_float(finish, computing, held, rounds=message, drawn=False)
-    finish["stream"], finish["seed"], finish["step"] = 2 * task.level, spec.seed, task.count
+    finish["stream"], finish["seed"], finish["step"] = 2 * task.level, spec.seed, task.members
     shape = (members.number, entries, elements) if kind == "each" else (entries, elements)
     tables = np.array([word for array in arrays.values() for word in array], np.int64).tobytes()
     return SentLaunch(
@@ -271,11 +293,28 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
         block,
         shared,
         workspace,
+        stops,
+        (stops[-1][0] + 1) * rows * units if stops else 0,
         turned,
         draws,
         shape,
         held,
     )
+
+
+def _stops(
+    program: list[int], members: int, at: str, sends_result: bool
+) -> list[tuple[int, int]]:
+    """The instructions that need a largest magnitude, and the values on the stack before each."""
+    chain = [0, *(each for step in range(1, members) for each in (step, -step))]
+    found, values = [], 0
+    for number, instruction in enumerate(program or chain):
+        if at == ("members" if instruction >= 0 else "hops"):
+            found.append((number, values))
+        values += 1 if instruction >= 0 else -1
+    if sends_result:
+        found.append((len(program or chain) + 1, values))
+    return found
 
 
 def direction_of(plan: FoldPlan) -> int:
@@ -293,8 +332,8 @@ def _blocks(
         edges = edges_of(task.spec, plan, task.dtype)
         starts = [0] * (len(edges) - 1)
     if task.kind == "fold":
-        order, first = plan.order, task.count - 1 if plan.order == "reverse" else 0
-        given: Sequence[int] = range(task.count) if order == "ring" else ()
+        order, first = plan.order, task.members - 1 if plan.order == "reverse" else 0
+        given: Sequence[int] = range(task.members) if order == "ring" else ()
         if isinstance(order, ChainSchedule):
             given = order.starts
         starts = list(given) or [first] * (len(edges) - 1)
@@ -351,7 +390,7 @@ def _result_rounding(computing: np.dtype[Any], held: np.dtype[Any]) -> int:
 _write_members = {dtype: writer(dtype, "base", "table") for dtype in (SENT, FIXED)}
 _write_out = {dtype: writer(dtype, "out") for dtype in (SENT, FIXED)}
 _write_tables = writer(SENT, "tables")
-_write_workspace = writer(SENT, "workspace")
+_write_workspace = writer(SENT, "workspace", "largest", "begin", "values", "resumes")
 _write_counters = writer(SENT, "finish.call", "finish.batch_offset", "finish.batch_offsets")
 
 
@@ -381,9 +420,13 @@ def run_sent(
     _write_members[SENT](buffer, base, 0 if table is None else device.pointer(table))
     tables = device.constant(launch.tables)
     _write_tables(buffer, device.pointer(tables))
+    workspace, largest, stops = 0, 0, launch.stops
     if launch.workspace:
-        workspace = device.empty((launch.workspace,), np.uint8)
-        _write_workspace(buffer, device.pointer(workspace))
+        memory = device.empty((launch.workspace,), np.uint8)
+        workspace = device.pointer(memory)
+    if stops:
+        zeros = device.upload(np.zeros(launch.largest, np.uint64))
+        largest = device.pointer(zeros)
     place, listed = 0, None
     if launch.draws:
         if isinstance(places, int):
@@ -394,8 +437,10 @@ def run_sent(
     if out is None:
         out = device.empty(launch.shape, launch.dtype)
     _write_out[SENT](buffer, device.pointer(out))
-    arguments = np.frombuffer(buffer, SENT)
-    device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
+    for begin, values, resumes in ((0, 0, False), *((*stop, True) for stop in stops)):
+        _write_workspace(buffer, workspace, largest, begin, values, resumes)
+        arguments = np.frombuffer(bytes(buffer) if stops else buffer, SENT)
+        device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
     return out
 
 

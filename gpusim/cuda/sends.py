@@ -149,7 +149,7 @@ def _is_contiguous(layout: MemberLayout) -> bool:
 def _is_one_launch(task: Task, shape: tuple[int, int]) -> bool:
     """Whether a fold is, with the sending of its result."""
     spec, wire = task.spec, task.spec.wire
-    if spec.order == FIXED or plan_of(spec, task.dtype, task.count, shape).order == EXACT:
+    if spec.order == FIXED or plan_of(spec, task.dtype, task.members, shape).order == EXACT:
         return False
     sends = wire is not None and (wire.at_hops or wire.at_members)
     return sends or task.divisor is not None or task.slices[0] > 1

@@ -50,6 +50,13 @@ inline unsigned long long atomicMin(unsigned long long* at, unsigned long long v
   return old;
 }
 
+template <class T>
+inline T atomicMax(T* at, T value) {
+  T old = *at;
+  if (old < value) *at = value;
+  return old;
+}
+
 // float16 by its definition, in double arithmetic: independent of the kernels' own conversions.
 inline float float_of_half(unsigned short bits) {
   int field = bits >> 10 & 31, fraction = bits & 1023;
