@@ -65,7 +65,7 @@ struct Total {
 };
 
 template <class S, bool SCALED, bool ROUNDS, int COUNT, int AHEAD>
-__global__ void __launch_bounds__(256, SCALED ? 2 : 3) chain(const Sent sent) {
+__global__ void __launch_bounds__(256, 3) chain(const Sent sent) {
   const Unit unit = unit_of<COUNT>(sent);
   const Members members = members_of(sent);
   const Part part = part_of<S, COUNT>(sent, unit, members, unit.chunk);

@@ -302,9 +302,7 @@ def plan_sent(task: Task, members: MemberLayout, busy_threads: int) -> SentLaunc
     )
 
 
-def _stops(
-    program: list[int], members: int, at: str, sends_result: bool
-) -> list[tuple[int, int]]:
+def _stops(program: list[int], members: int, at: str, sends_result: bool) -> list[tuple[int, int]]:
     """The instructions that need a largest magnitude, and the values on the stack before each."""
     chain = [0, *(each for step in range(1, members) for each in (step, -step))]
     found, values = [], 0
@@ -355,7 +353,8 @@ def _blocks(
     reach = min(length, longest)
     aligned = length % chunk == 0 or all(count == 1 for count in counts)
     span = (reach + 2 * chunk - 2) // chunk
-    if aligned and all((base + shift) % chunk == 0 for base in bases):
+    begins = [*bases, *(a for a, _, _ in messages)]
+    if aligned and all((begin + shift) % chunk == 0 for begin in begins):
         span = -(-reach // chunk)
     return _Blocks(
         [0, *(b for _, b, _ in messages)],

@@ -77,6 +77,18 @@ def main_folds() -> list[Kernel]:
     return list(found)
 
 
+def main_sends() -> dict[str, list[Kernel]]:
+    """The folds with wires that have targets of speed, by translation unit."""
+    chains = [
+        sending.chain_template(source, scaled=scaled, rounds=False)[0]
+        for source in (FLOAT32, BFLOAT16)
+        for scaled in (False, True)
+    ]
+    rounded = sending.chain_template(FLOAT16, scaled=True, rounds=True)[0]
+    machine = sending.machine_template(FLOAT32, FLOAT32, quick=True)[0]
+    return {"main chains": [*chains, rounded], "main machine": [machine]}
+
+
 def units() -> dict[str, list[Kernel]]:
     """All instances, by the name of the translation unit that holds them."""
     return {

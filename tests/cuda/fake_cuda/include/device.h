@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <dlfcn.h>
 #include <math.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
