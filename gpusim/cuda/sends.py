@@ -22,7 +22,7 @@ from ..libraries import as_bits
 from .device import Array, Device
 from .folding import fold_members
 from .layout import ALIGNMENT, MemberLayout, Members
-from .sending import Held, Task, fold_fixed, plan_sent, run_sent
+from .sending import Held, SentLaunch, Task, fold_fixed, plan_sent, run_sent
 
 
 class Fold(NamedTuple):
@@ -37,6 +37,7 @@ class Fold(NamedTuple):
     - `result`: the result's dtype.
     - `contiguous`: whether each member is.
     - `task`: of a fold that is one launch; else None.
+    - `launch`: that launch, if the members are not copied first.
     """
 
     plain: FoldSpec | None
@@ -50,6 +51,7 @@ class Fold(NamedTuple):
     result: np.dtype[Any] = FLOAT64
     contiguous: bool = True
     task: Task | None = None
+    launch: SentLaunch | None = None
 
 
 def fold_sent(
@@ -65,17 +67,23 @@ def fold_sent(
     """`fallback.sends.fold_sent` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
     layout = group.layout
-    fold = _plan(spec, layout.dtype, layout.shape, layout.strides, layout.number, batch_ndim)
+    fold = _plan(spec, layout, batch_ndim, device.busy_threads)
     if fold.plain is not None:
         numbers = {"call": call, "batch_offset": batch_offset}
         return fold_members(device, fold.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
-    call, places, batch = check_counter("call", call), batch_offset, layout.shape[:batch_ndim]
+    call, places = check_counter("call", call), batch_offset
     if type(places) is not int or not 0 <= places < 2**64:
+        batch = layout.shape[:batch_ndim]
         places = np.broadcast_to(check_batch_offset(places, batch), batch).reshape(-1)
     if out is not None:
         check_out(out, layout.shape, fold.result)
     if not fold.entries or not fold.size:
         return device.empty(layout.shape, fold.result) if out is None else out
+    if fold.launch is not None:
+        total = run_sent(
+            device, fold.launch, Held(layout, group.base, group.pointers), call, places
+        )
+        return _given(total.reshape(layout.shape), out)
     if not fold.contiguous:
         group = group.contiguous(device)
     if fold.outer > 1:
@@ -90,23 +98,21 @@ def fold_sent(
     if fold.outer > 1:
         shape = fold.entries, fold.slices[0], fold.outer, fold.slices[1]
         total = device.contiguous(total.reshape(shape).swapaxes(1, 2))
-    total = total.reshape(layout.shape)
+    return _given(total.reshape(layout.shape), out)
+
+
+def _given(total: Array, out: Any) -> Array:
+    """The result, in `out` if that is not None."""
     if out is None:
         return total
     as_bits(out)[...] = as_bits(total)
     return out
 
 
-@lru_cache(maxsize=1024)
-def _plan(
-    spec: FoldSpec,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    count: int,
-    batch_ndim: int,
-) -> Fold:
+@lru_cache(maxsize=4096)
+def _plan(spec: FoldSpec, layout: MemberLayout, batch_ndim: int, busy_threads: int) -> Fold:
     """Check a fold's arguments, and decide how it is done."""
+    dtype, shape, count = layout.dtype, layout.shape, layout.number
     plain = fold_of_integers(spec, dtype, shape, batch_ndim)
     if plain is not None:
         return Fold(plain, spec)
@@ -129,12 +135,16 @@ def _plan(
     if divisor is not None:
         level = replace(level, divisor=None)
     fold = Fold(None, level, divisor, entries, size, row, slices, outer, result)
-    lying = MemberLayout(1, shape, strides, dtype, 0, 0, 16)
-    fold = fold._replace(contiguous=_is_contiguous(lying))
+    fold = fold._replace(contiguous=_is_contiguous(layout))
     if spec.groups_of is not None or count == 1 or not entries or not size:
         return fold
     task = Task("fold", level, dtype, count, 0, row, 0, slices, divisor)
-    return fold._replace(task=task) if _is_one_launch(task, (entries, size)) else fold
+    if not _is_one_launch(task, (entries, size)):
+        return fold
+    launch = None
+    if fold.contiguous and outer == 1:
+        launch = plan_sent(task, _by_entry(layout, fold), busy_threads)
+    return fold._replace(task=task, launch=launch)
 
 
 def _is_contiguous(layout: MemberLayout) -> bool:
@@ -157,10 +167,12 @@ def _is_one_launch(task: Task, shape: tuple[int, int]) -> bool:
 
 def _held(group: Members, fold: Fold) -> Held:
     """The members, each of the shape (entries, size)."""
-    itemsize = group.layout.dtype.itemsize
-    strides = fold.size * itemsize, itemsize
-    layout = group.layout._replace(shape=(fold.entries, fold.size), strides=strides)
-    return Held(layout, group.base, group.pointers)
+    return Held(_by_entry(group.layout, fold), group.base, group.pointers)
+
+
+def _by_entry(layout: MemberLayout, fold: Fold) -> MemberLayout:
+    strides = fold.size * layout.dtype.itemsize, layout.dtype.itemsize
+    return layout._replace(shape=(fold.entries, fold.size), strides=strides)
 
 
 def _rows(group: Members, fold: Fold) -> Rows:

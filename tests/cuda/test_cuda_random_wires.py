@@ -1,4 +1,4 @@
-"""Random folds with wires, in all layouts: the host's build of the kernels has the bits of fallback."""
+"""Random folds with wires, in all layouts: the kernels for a host have the bits of fallback."""
 
 from __future__ import annotations
 
