@@ -30,7 +30,9 @@ ARGUMENTS = {
     "exact.cu": "Exact",
     "logical.cu": "Logical",
     "round.cu": "Round",
-    "wire.cu": "Hop",
+    "chain.cu": "Sent",
+    "machine.cu": "Sent",
+    "fixed.cu": "Fixed",
     "ragged.cu": "Ragged",
     "scatter.cu": "Scatter",
 }

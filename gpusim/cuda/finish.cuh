@@ -37,25 +37,30 @@ __device__ __forceinline__ Draw draw_of(const Finish& finish, const Chunk& chunk
   return {finish.stream, finish.seed, finish.call, batch_offset, 1 + static_cast<u64>(chunk.index >> 3)};
 }
 
+// A value in the output's format.
+template <class C>
+__device__ __forceinline__ C rounded_to(C value, i64 rounding, const Target& target, bool drawn, u32 lane) {
+  if constexpr (sizeof(C) == 4) {
+    if (rounding == TO_FLOAT16) {
+      return drawn ? draw_float16(value, lane) : float_of_half(half_of_float(value));
+    }
+    if (rounding == TO_BFLOAT16) {
+      return drawn ? draw_bfloat16(value, lane) : round_bfloat16(value);
+    }
+  } else {
+    if (rounding == TO_FLOAT32) return static_cast<float>(value);
+  }
+  if (rounding == TO_TARGET) return round_to_target(value, target, drawn, lane);
+  return value;
+}
+
 // A fold's last value: divided, and rounded to the output's format. One copy of this serves all
 // elements of a chunk, which pass by in turns: it is long, and done once for all members.
 template <class C>
 __device__ __forceinline__ C last_value(C value, const Finish& finish, u32 lane) {
-  const bool drawn = finish.drawn;
   if (finish.from_zero) value = value + static_cast<C>(0);
   if (finish.divides) value = value / static_cast<C>(finish.divisor);
-  if constexpr (sizeof(C) == 4) {
-    if (finish.rounding == TO_FLOAT16) {
-      return drawn ? draw_float16(value, lane) : float_of_half(half_of_float(value));
-    }
-    if (finish.rounding == TO_BFLOAT16) {
-      return drawn ? draw_bfloat16(value, lane) : round_bfloat16(value);
-    }
-  } else {
-    if (finish.rounding == TO_FLOAT32) return static_cast<float>(value);
-  }
-  if (finish.rounding == TO_TARGET) return round_to_target(value, finish.target, drawn, lane);
-  return value;
+  return rounded_to(value, finish.rounding, finish.target, finish.drawn, lane);
 }
 
 // Drop the first element, move the others up, and append `value`: after COUNT turns all elements are
@@ -137,6 +142,18 @@ __device__ __forceinline__ void write(char* out, const C (&values)[COUNT], const
   store_chunk<BYTES, COUNT>(out, raw, from, to);
 }
 
+// Elements from..to-1, `place` elements from the output's address.
+template <class C, int COUNT>
+__device__ __forceinline__ void store_values(const C (&values)[COUNT], const Finish& finish, u64 out,
+                                             i64 place, int from, int to) {
+  const int bytes = output_bytes(finish);
+  char* at = reinterpret_cast<char*>(out) + place * bytes;
+  if (bytes == 1) write<1>(at, values, finish, from, to);
+  if (bytes == 2) write<2>(at, values, finish, from, to);
+  if (bytes == 4) write<4>(at, values, finish, from, to);
+  if (bytes == 8) write<8>(at, values, finish, from, to);
+}
+
 template <class C, int COUNT>
 __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& finish,
                                              const Chunk& chunk, u64 out, int from, int to) {
@@ -159,10 +176,5 @@ __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& f
       }
     }
   }
-  const int bytes = output_bytes(finish);
-  char* at = reinterpret_cast<char*>(out) + chunk.out_offset * bytes;
-  if (bytes == 1) write<1>(at, values, finish, from, to);
-  if (bytes == 2) write<2>(at, values, finish, from, to);
-  if (bytes == 4) write<4>(at, values, finish, from, to);
-  if (bytes == 8) write<8>(at, values, finish, from, to);
+  store_values(values, finish, out, chunk.out_offset, from, to);
 }

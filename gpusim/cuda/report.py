@@ -18,7 +18,7 @@ from . import sass
 from .compile import ARCHITECTURES, compiler, mangled, resources
 from .device import Kernel
 from .folding import STAGE_BATCH, STAGE_THREADS
-from .templates import main_folds, units
+from .templates import main_folds, main_sends, units
 
 _WARPS = {"sm_75": 32, "sm_80": 64, "sm_90": 64, "sm_100": 64}  # that a multiprocessor holds
 _BLOCKS = {"sm_75": 16}  # and blocks; others 32
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if compiler() is None:
         parser.error("needs nvcc, or CuPy and NVRTC: pip install 'cupy-cuda13x[ctk]'")
-    chosen = {"main": main_folds()} if given.main else units()
+    chosen = {"main": main_folds(), **main_sends()} if given.main else units()
     print("arch    regs stack stores  loads warps  kernel")
     for unit, kernels in chosen.items():
         if given.unit and not given.main and unit not in given.unit:

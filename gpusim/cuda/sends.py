@@ -1,34 +1,57 @@
-"""Folds with a wire and in levels on a device: fallback.sends' walk, by the kernels of wire.cu.
-A launch is an addition of which one operand was sent; blocks of many elements take two."""
+"""Folds with a wire, in levels, of divided members, and of integers: fallback.sends on a device.
+A fold with a wire is one launch; exact ones and those of integers are a few."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpusim.fallback.arguments import check_batch_offset, check_cut, check_out
-from gpusim.fallback.formats import FLOAT32, FLOAT64, check_float
+from gpusim.fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
+from gpusim.fallback.formats import FLOAT64, check_float
 from gpusim.fallback.orders import EXACT, FIXED
 from gpusim.fallback.rounding import check_counter, check_places
-from gpusim.fallback.sends import Level, Places, Rows, Run, by_linear, fold_of_integers
-from gpusim.fallback.spec import FoldSpec
-from gpusim.fallback.wires import SCALES, WireInfo
+from gpusim.fallback.sends import Level, Places, Rows, by_linear, fold_of_integers, plan_of
+from gpusim.fallback.spec import FoldSpec, check_room
+from gpusim.fallback.wires import WireInfo
 
 from ..libraries import as_bits
-from .device import Array, Device, Kernel, Launch
-from .folding import C_NAMES, ROUNDINGS, Numbers, finish_float, finish_numbers, fold_members
-from .layout import Members
-from .structs import HOP, struct
-from .targets import NAMES, target
+from .device import Array, Device
+from .folding import fold_members
+from .layout import ALIGNMENT, MemberLayout, Members
+from .sending import Held, SentLaunch, Task, fold_fixed, plan_sent, run_sent
 
-#: Elements that a thread may have: those of a short block, or of a long one's part.
-UNIT = 32
-DRAWN_UNIT = 8  # of one of Philox's blocks
+
+class Fold(NamedTuple):
+    """A fold of members of one layout, decided once.
+
+    **Attributes**:
+
+    - `plain`: the spec of a fold that `fold_members` does; else None.
+    - `spec`, `divisor`: of level 0, whose members are divided by the latter.
+    - `entries`, `size`: of the batch, and of a value.
+    - `row`, `slices`: as of `Task`; `outer`: the rows that lie around a cut axis.
+    - `result`: the result's dtype.
+    - `contiguous`: whether each member is.
+    - `task`: of a fold that is one launch; else None.
+    - `launch`: that launch, if the members are not copied first.
+    """
+
+    plain: FoldSpec | None
+    spec: FoldSpec
+    divisor: int | None = None
+    entries: int = 0
+    size: int = 0
+    row: int = 1
+    slices: tuple[int, int] = (1, 1)
+    outer: int = 1
+    result: np.dtype[Any] = FLOAT64
+    contiguous: bool = True
+    task: Task | None = None
+    launch: SentLaunch | None = None
 
 
 def fold_sent(
@@ -41,48 +64,136 @@ def fold_sent(
     batch_offset: Any = 0,
     out: Any = None,
 ) -> Array:
-    """`fallback.sends.fold_sent` for arrays of `device`: the same arguments, errors and bits.
-
-    **Raises**: also ValueError for order="fixed", and for means that divide="members".
-    """
+    """`fallback.sends.fold_sent` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
-    dtype, shape, count = group.layout.dtype, group.layout.shape, group.layout.number
-    plain = fold_of_integers(spec, dtype, shape, batch_ndim)
-    if plain is not None:
-        return fold_members(device, plain, members, batch_ndim=batch_ndim, out=out)
-    _check_orders(spec)
-    if spec.divide == "members" and spec.divisor is not None:
-        raise ValueError("divide='members': expected NumPy arrays; GPUs have no kernels for it")
-    check_counter("call", call)
-    if not (spec.wire or spec.groups_of):
+    layout = group.layout
+    fold = _plan(spec, layout, batch_ndim, device.busy_threads)
+    if fold.plain is not None:
         numbers = {"call": call, "batch_offset": batch_offset}
-        return fold_members(device, spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
-    batch, value = shape[:batch_ndim], shape[batch_ndim:]
-    places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
-    result = np.dtype(spec.out_dtype or dtype)
+        return fold_members(device, fold.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
+    call, places = check_counter("call", call), batch_offset
+    if type(places) is not int or not 0 <= places < 2**64:
+        batch = layout.shape[:batch_ndim]
+        places = np.broadcast_to(check_batch_offset(places, batch), batch).reshape(-1)
     if out is not None:
-        check_out(out, shape, result)
-    entries, size = math.prod(batch), math.prod(value)
-    row, slices = value[-1] if value else 1, (1, size)
-    if spec.cut_axis is not None and not spec.groups_of:
-        length = check_cut(spec.cut_axis, value, count)
-        slices = count, length * math.prod(value[spec.cut_axis + 1 :])
-        row //= count if spec.cut_axis == len(value) - 1 else 1
-    if not entries or not size:
-        return device.empty(shape, result) if out is None else out
-    arrays = group.contiguous(device).arrays
-    if group.pointers is None:
-        stacked = arrays[0].reshape(count, entries, size)
-        rows = [stacked[member] for member in range(count)]
+        check_out(out, layout.shape, fold.result)
+    if not fold.entries or not fold.size:
+        return device.empty(layout.shape, fold.result) if out is None else out
+    if fold.launch is not None:
+        total = run_sent(
+            device, fold.launch, Held(layout, group.base, group.pointers), call, places
+        )
+        return _given(total.reshape(layout.shape), out)
+    if not fold.contiguous:
+        group = group.contiguous(device)
+    if fold.outer > 1:
+        group = _slices_first(device, group, fold)
+    if fold.task is not None:
+        total = _launch(device, fold.task, _held(group, fold), call, places)
     else:
-        rows = [array.reshape(entries, size) for array in arrays]
-    spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
-    level = DeviceLevel(device, spec, call, row, slices)
-    total = level.fold(rows, places).reshape(shape)
+        if isinstance(places, int):
+            places = np.full(fold.entries, places, np.uint64)
+        level = DeviceLevel(device, fold, call)
+        total = level.fold(_rows(group, fold), places)
+    if fold.outer > 1:
+        shape = fold.entries, fold.slices[0], fold.outer, fold.slices[1]
+        total = device.contiguous(total.reshape(shape).swapaxes(1, 2))
+    return _given(total.reshape(layout.shape), out)
+
+
+def _given(total: Array, out: Any) -> Array:
+    """The result, in `out` if that is not None."""
     if out is None:
         return total
-    level.copy(total, out)
+    as_bits(out)[...] = as_bits(total)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _plan(spec: FoldSpec, layout: MemberLayout, batch_ndim: int, busy_threads: int) -> Fold:
+    """Check a fold's arguments, and decide how it is done."""
+    dtype, shape, count = layout.dtype, layout.shape, layout.number
+    plain = fold_of_integers(spec, dtype, shape, batch_ndim)
+    if plain is not None:
+        return Fold(plain, spec)
+    check_room(spec, count)
+    divisor = spec.divisor if spec.divide == "members" and count > 1 else None
+    if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
+        return Fold(spec.plain, spec)
+    check_batch(batch_ndim, shape)
+    batch, value = shape[:batch_ndim], shape[batch_ndim:]
+    entries, size, row = math.prod(batch), math.prod(value), value[-1] if value else 1
+    result = np.dtype(spec.out_dtype or dtype)
+    slices, outer = (1, size), 1
+    if spec.cut_axis is not None and not spec.groups_of:
+        length = check_cut(spec.cut_axis, value, count)
+        outer = math.prod(value[: spec.cut_axis])
+        if outer > 1:
+            slices = count, length * math.prod(value[spec.cut_axis + 1 :])
+        row //= count if spec.cut_axis == len(value) - 1 else 1
+    level = replace(spec, cut_axis=None, out_dtype=result, divide="result", stream=0)
+    if divisor is not None:
+        level = replace(level, divisor=None)
+    fold = Fold(None, level, divisor, entries, size, row, slices, outer, result)
+    fold = fold._replace(contiguous=_is_contiguous(layout))
+    if spec.groups_of is not None or count == 1 or not entries or not size:
+        return fold
+    task = Task("fold", level, dtype, count, 0, row, 0, slices, divisor)
+    if not _is_one_launch(task, (entries, size)):
+        return fold
+    launch = None
+    if fold.contiguous and outer == 1:
+        launch = plan_sent(task, _by_entry(layout, fold), busy_threads)
+    return fold._replace(task=task, launch=launch)
+
+
+def _is_contiguous(layout: MemberLayout) -> bool:
+    expected = layout.dtype.itemsize
+    for length, stride in zip(reversed(layout.shape), reversed(layout.strides), strict=True):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _is_one_launch(task: Task, shape: tuple[int, int]) -> bool:
+    """Whether a fold is, with the sending of its result."""
+    spec, wire = task.spec, task.spec.wire
+    if spec.order == FIXED or plan_of(spec, task.dtype, task.members, shape).order == EXACT:
+        return False
+    sends = wire is not None and (wire.at_hops or wire.at_members)
+    return sends or task.divisor is not None or task.slices[0] > 1
+
+
+def _held(group: Members, fold: Fold) -> Held:
+    """The members, each of the shape (entries, size)."""
+    return Held(_by_entry(group.layout, fold), group.base, group.pointers)
+
+
+def _by_entry(layout: MemberLayout, fold: Fold) -> MemberLayout:
+    strides = fold.size * layout.dtype.itemsize, layout.dtype.itemsize
+    return layout._replace(shape=(fold.entries, fold.size), strides=strides)
+
+
+def _rows(group: Members, fold: Fold) -> Rows:
+    """The members as arrays of that shape: stacked, or a list."""
+    if group.pointers is None:
+        return group.arrays[0].reshape(group.layout.number, fold.entries, fold.size)
+    return [array.reshape(fold.entries, fold.size) for array in group.arrays]
+
+
+def _slices_first(device: Device, group: Members, fold: Fold) -> Members:
+    """Copies whose elements lie slice by slice of the axis that is cut."""
+    shape = fold.entries, fold.outer, *fold.slices
+    if group.pointers is None:
+        stacked = group.arrays[0].reshape(group.layout.number, *shape).swapaxes(2, 3)
+        return Members.of(device.contiguous(stacked), device)
+    arrays = [array.reshape(shape).swapaxes(1, 2) for array in group.arrays]
+    return Members.of([device.contiguous(array) for array in arrays], device)
+
+
+def _launch(device: Device, task: Task, held: Held, call: int, places: Any) -> Array:
+    return run_sent(device, plan_sent(task, held.layout, device.busy_threads), held, call, places)
 
 
 def round_to_wire(
@@ -101,46 +212,31 @@ def round_to_wire(
     check_float("x", x.dtype)
     batch, value = x.shape[:batch_ndim], x.shape[batch_ndim:]
     common, listed = check_places(place, batch)
-    places = np.full(math.prod(batch), common, np.uint64) if listed is None else listed.reshape(-1)
-    check_counter("step", step)
-    check_counter("call", call)
+    step, call = check_counter("step", step), check_counter("call", call)
     if not math.prod(x.shape):
         return device.empty(x.shape, x.dtype)
-    row = device.contiguous(x).reshape(len(places), math.prod(value))
+    array = device.contiguous(x).reshape(math.prod(batch), math.prod(value))
     spec = FoldSpec(wire=wire, seed=seed, out_dtype=x.dtype)
-    last = value[-1] if value else 1
-    level = DeviceLevel(device, spec, call, last, (1, row.shape[1]))
-    run = DeviceRun(level, spec, [row], places, stream=0)
-    return run.hop(Operand(result=row), step).reshape(x.shape)
+    task = Task("message", spec, x.dtype, 1, row=value[-1] if value else 1, step=step)
+    places = common if listed is None else listed.reshape(-1)
+    return _launch(device, task, _one(device, array), call, places).reshape(x.shape)
 
 
-def _check_orders(spec: FoldSpec | None) -> None:
-    """ValueError for an order of any level that has no kernels."""
-    while spec is not None:
-        if spec.order == FIXED:
-            raise ValueError("order='fixed': expected NumPy arrays; GPUs have no kernels for it")
-        spec = spec.across
+def _one(device: Device, array: Array) -> Held:
+    """An array of the shape (entries, elements) as the one member."""
+    base = device.pointer(array)
+    layout = MemberLayout(1, array.shape, array.strides, array.dtype, 0, base % ALIGNMENT, 16)
+    return Held(layout, base, None)
 
 
 class DeviceLevel(Level):
-    """One level of a fold, on a device.
-
-    `slices`: the number of slices of a ring's cut, and the elements of one in a row of them: (1,
-    size) without.
-    """
+    """One level of a fold, on a device."""
 
     def __init__(
-        self,
-        device: Device,
-        spec: FoldSpec,
-        call: int,
-        row: int,
-        slices: tuple[int, int],
-        number: int = 0,
-        first: int = 0,
+        self, device: Device, fold: Fold, call: int, number: int = 0, first: int = 0
     ) -> None:
-        super().__init__(spec, call, row, None, number, first)
-        self.device, self.slices = device, slices
+        super().__init__(fold.spec, call, fold.row, None, number, first, fold.divisor)
+        self.device, self._fold = device, fold
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.device.empty(shape, dtype)
@@ -149,10 +245,10 @@ class DeviceLevel(Level):
         as_bits(target)[...] = as_bits(source)
 
     def above(self, spec: FoldSpec, first: int) -> DeviceLevel:
-        number = self.number + 1
-        return DeviceLevel(self.device, spec, self.call, self.row, (1, 1), number, first)
+        fold = Fold(None, spec, row=self.row)
+        return DeviceLevel(self.device, fold, self.call, self.number + 1, first)
 
-    def run(self, spec: FoldSpec, rows: Rows, places: Places) -> DeviceRun:
+    def run(self, spec: FoldSpec, rows: Rows, places: Places) -> DeviceRun:  # type: ignore[override]
         return DeviceRun(self, spec, rows, places)
 
     def fold_plain(self, spec: FoldSpec, rows: Rows, places: Places) -> Array:
@@ -161,269 +257,71 @@ class DeviceLevel(Level):
         )
 
     def fold_lone(self, spec: FoldSpec, row: Array, places: Places) -> Array:
-        run = self.run(spec, [row, row], places)
-        return run.hop(run.member(0), sum_step=1, last=True)
+        task = self.task("lone", spec, row.dtype, 2)
+        return _launch(self.device, task, _one(self.device, row), self.call, places)
+
+    def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> Array:
+        spec = replace(spec, stream=2 * self.number)
+        if len(rows) == 1 and spec.order == FIXED and spec.divisor is not None:
+            plain = replace(by_linear(spec), accumulate=FLOAT64)  # in which its means are divided
+            return self.fold_plain(plain, rows, places)
+        if len(rows) == 1 or not (spec.wire or spec.order == FIXED or self.divisor):
+            return self.fold_plain(by_linear(spec), rows, places)
+        return self.run(spec, rows, places).result()
+
+    def task(self, kind: str, spec: FoldSpec, dtype: np.dtype[Any], count: int) -> Task:
+        place = self.number, self.row, self.first
+        return Task(kind, spec, dtype, count, *place, self._slices, self.divisor)
+
+    @property
+    def _slices(self) -> tuple[int, int]:
+        return self._fold.slices
 
 
-class Operand(NamedTuple):
-    """A member; of a chain, the one visited at a step; or a partial result, or a result."""
+class DeviceRun:
+    """A fold without levels whose members are sent or divided, or whose result is."""
 
-    member: int = 0
-    chained: bool = False
-    partial: Array | None = None
-    result: Array | None = None
+    def __init__(self, level: DeviceLevel, spec: FoldSpec, rows: Rows, places: Places) -> None:
+        self._level, self._spec, self._rows, self._places = level, spec, rows, places
+        self._dtype = rows[0].dtype
 
-
-class DeviceRun(Run):
-    """A fold without levels, each step by a launch."""
-
-    level: DeviceLevel
-
-    def __init__(
-        self,
-        level: DeviceLevel,
-        spec: FoldSpec,
-        rows: Rows,
-        places: Places,
-        stream: int | None = None,
-    ) -> None:
-        super().__init__(level, spec, rows, places)
-        self._stream = 2 * level.number + 1 if stream is None else stream
-        self.device = level.device
-        self.computing: np.dtype[Any] = self.arithmetic.computing
-        self.numbers = Numbers(self.plan)
-        self._template = self._arguments()
-
-    def fold_compiled(self) -> None:
-        """None: there are kernels for each step."""
-
-    def fold_all(self) -> Array:
-        plain, (count, _) = by_linear(self.spec), self.level.slices
-        if not (self.wire.at_hops or self.wire.at_members) and count == 1:
-            return self.level.fold_plain(plain, self.rows, self.places)
-        if self.plan.order == EXACT:
-            members = self.device.empty((self.members, *self.shape), self.computing)
-            for number in range(self.members):
-                self.hop(self.member(number), self._member_step(number), out=members[number])
-            plain = replace(plain, order=EXACT, accumulate=self.arithmetic.accumulator)
-            return self.level.fold_plain(plain, members, self.places)
-        if self.plan.in_blocks or self.plan.order in ("linear", "reverse"):
-            return self._add_chain()
-        return self._add_graph()
+    def result(self) -> Array:
+        """The result (entries, elements), as members receive it."""
+        spec, level, rows = self._spec, self._level, self._rows
+        task = self._task("fold")
+        shape = rows[0].shape
+        if _is_one_launch(task, shape):
+            return self._launch(task, rows)
+        wire = spec.wire
+        order = plan_of(spec, self._dtype, len(rows), shape).order
+        if (wire is not None and wire.at_members) or level.divisor:
+            rows = self._launch(self._task("each"), rows)
+        if spec.order == FIXED:
+            total = fold_fixed(level.device, spec, self._held(rows))
+        else:
+            plain = spec.plain
+            if order == EXACT:
+                arithmetic = plan_of(spec, self._dtype, len(rows), shape).arithmetic
+                plain = replace(plain, order=EXACT, accumulate=arithmetic.accumulator)
+            total = level.fold_plain(plain, rows, self._places)
+        sends = wire is not None and wire.at_result and spec.gathered
+        return self.send_results(total) if sends else total
 
     def send_results(self, out: Array) -> Array:
-        return self.hop(Operand(result=out), self.members)
+        """The result as it is sent round."""
+        task, level = self._task("result"), self._level
+        return _launch(level.device, task, _one(level.device, out), level.call, self._places)
 
-    def member(self, number: int) -> Operand:
-        return Operand(number)
+    def _task(self, kind: str) -> Task:
+        return self._level.task(kind, self._spec, self._dtype, len(self._rows))
 
-    def _at_step(self, step: int) -> Operand:
-        return Operand(self.direction * step % self.members, chained=True)
+    def _held(self, rows: Rows) -> Held:
+        group = Members.of(rows, self._level.device)
+        layout = group.layout
+        if layout.strides[1] != layout.dtype.itemsize and layout.shape[1] > 1:
+            group = group.contiguous(self._level.device)
+        return Held(group.layout, group.base, group.pointers)
 
-    def _member_step(self, number: int = 0) -> int | None:
-        return self.members + 1 + number if self.wire.at_members else None
-
-    def _add_chain(self) -> Array:
-        total = self._at_step(0)
-        if self.wire.at_members:
-            total = Operand(partial=self.hop(total, self._member_step(), by_member=True))
-        for step in range(1, self.members):
-            how: dict[str, Any] = {"sum_step": step, "last": step == self.members - 1}
-            if not how["last"]:
-                how["out"] = total.partial
-            member = self._at_step(step)
-            if self.wire.at_members:
-                found = self.hop(member, self._member_step(), total, by_member=True, **how)
-            else:
-                found = self.hop(total, step if self.wire.at_hops else None, member, **how)
-            total = Operand(partial=found)
-        return total.partial
-
-    def _add_graph(self) -> Array:
-        stack: list[Operand] = []
-        for instruction in self.postfix:
-            if instruction >= 0:
-                operand = self.member(instruction)
-                if self.wire.at_members:
-                    step = self._member_step(instruction)
-                    operand = Operand(partial=self.hop(operand, step))
-                stack.append(operand)
-                continue
-            second, first = stack.pop(), stack.pop()
-            sent, kept = (first, second) if self.first_is_sent else (second, first)
-            step = -instruction
-            last = len(stack) == 0 and instruction == self.postfix[-1]
-            arrays = [each.partial for each in (sent, kept) if each.partial is not None]
-            found = self.hop(
-                sent,
-                step if self.wire.at_hops else None,
-                kept,
-                sum_step=step,
-                last=last,
-                out=arrays[0] if arrays and not last else None,
-            )
-            stack.append(Operand(partial=found))
-        return stack.pop().partial
-
-    # A launch
-
-    def hop(
-        self,
-        sent: Operand,
-        wire_step: int | None = None,
-        kept: Operand | None = None,
-        *,
-        by_member: bool = False,
-        sum_step: int | None = None,
-        last: bool = False,
-        out: Array | None = None,
-    ) -> Array:
-        """Store `sent`, as it arrives, plus `kept`; a result in its own dtype.
-
-        **Arguments**:
-
-        - `wire_step`: the step of the wire's random numbers; None: `sent` is not sent.
-        - `by_member`: whether a member's number is added to it.
-        - `sum_step`: the step of the sum's rounding to the accumulator; None: it is not rounded.
-        - `last`: whether the sum is finished: divided, and rounded to the result's dtype.
-        - `out`: the array to write to, or None for a new one.
-        """
-        arguments, numbers = self._template.copy(), self.numbers
-        keeps = [self._set(arguments, "sent", sent)]
-        if kept is not None:
-            keeps.append(self._set(arguments, "kept", kept))
-            arguments["adds"] = True
-        if sum_step is not None and numbers.step != "EXACT":
-            arguments["rounds"], arguments["sum_drawn"] = True, numbers.step_drawn
-            arguments["sum_step"] = sum_step
-        finish = arguments["finish"]
-        result = sent.result is not None
-        held = numbers.out if last or result else self.computing
-        if last:
-            finish_numbers(finish, numbers)
-        else:
-            finish_float(finish, self.computing, held, rounds=result, drawn=False)
-        drawn = bool(arguments["sum_drawn"] or finish["drawn"])
-        if wire_step is not None:
-            self._set_wire(arguments, wire_step, by_member)
-            arguments["arrives"] = not result and numbers.step != "EXACT"
-            drawn = drawn or self.wire.draws
-        blocks = int(self._blocks[-1])
-        source = self.rows[0].dtype if sent.result is None else sent.result.dtype
-        scaled = wire_step is not None and self.wire.scale is not None
-        width = DRAWN_UNIT if drawn else 1
-        arguments["width"] = 0 if scaled and self._longest <= UNIT else width
-        elements = self.shape[1]
-        arguments["units"] = -(-elements // width) if arguments["width"] else blocks
-        if scaled and self._longest > UNIT:
-            keeps.append(self._largest(arguments, blocks, source))
-            arguments["amax"] = self.device.pointer(keeps[-1])
-        if out is None:
-            out = self.device.empty(self.shape, held)
-        arguments["out"], arguments["out_pitch"] = self.device.pointer(out), elements
-        arguments["out_placed"] = last or result
-        self._launch("hop", arguments, source)
-        return out
-
-    def _launch(self, name: str, arguments: NDArray[Any], source: np.dtype[Any]) -> None:
-        kernel = template(name, source, self.computing)
-        threads = int(arguments["entries"] * arguments["units"])
-        self.device.run(Launch(kernel, arguments, threads))
-
-    def _largest(self, arguments: NDArray[Any], blocks: int, source: np.dtype[Any]) -> Array:
-        """The largest magnitudes of all blocks, a part of a block to a thread."""
-        arguments = arguments.copy()
-        pieces, found = self._longest, None
-        while found is None or pieces > 1:
-            if found is not None:
-                arguments["reduces"], arguments["amax"] = pieces, self.device.pointer(found)
-            pieces = -(-pieces // UNIT)
-            made = self.device.empty((self.shape[0], blocks, pieces), self.computing)
-            arguments["pieces"], arguments["units"] = pieces, blocks * pieces
-            arguments["out"] = self.device.pointer(made)
-            self._launch("amax", arguments, source)
-            found = made
-        return found
-
-    def _set(self, arguments: NDArray[Any], name: str, operand: Operand) -> Array:
-        into = arguments[name]
-        into["member"], into["chained"] = operand.member, operand.chained
-        table, into["pitch"] = self._members, self._pitch
-        if operand.partial is not None:
-            into["base"] = self.device.pointer(operand.partial)
-        if operand.result is not None:
-            table, into["pitch"] = self._table([operand.result]), self.shape[1]
-        into["table"] = self.device.pointer(table)
-        return table if operand.partial is None else operand.partial
-
-    def _table(self, arrays: Rows) -> Array:
-        pointers = np.array([self.device.pointer(each) for each in arrays], np.uint64)
-        return self.device.constant(pointers.tobytes())
-
-    def _set_wire(self, arguments: NDArray[Any], step: int, by_member: bool) -> None:
-        wire, info = self.wire, self.wire.info
-        arguments["step"], arguments["by_member"] = step, by_member
-        if info is None:
-            if wire.format == FLOAT32 and self.computing == FLOAT64:
-                arguments["rounding"] = ROUNDINGS.index("float32")
-            return
-        arguments["rounding"] = ROUNDINGS.index("target")
-        arguments["rule"] = SCALES.index(wire.scale)
-        arguments["wide"], arguments["drawn"] = info.carrier == FLOAT64, wire.draws
-        arguments["max_exponent"], arguments["target"] = info.max_exponent, target(wire.format)
-
-    def _arguments(self) -> NDArray[Any]:
-        """What all launches have in common."""
-        device, (entries, elements), number = self.device, self.shape, self.level.number
-        first = self.members - 1 if self.plan.order == "reverse" else 0
-        starts = self.chain_starts or [first] * (len(self.edges) - 1)
-        spans = zip(pairwise(self.edges), starts, strict=True)
-        messages = [(a, b, start) for (a, b), start in spans if a < b]
-        block, anchor = self.wire.block, 0
-        length = elements if block is None else block
-        if block == "row":
-            length = max(1, self.level.row)
-            anchor = -self.level.first % length
-        length = int(length)
-        bases = [a if block != "row" else a - (a - anchor) % length for a, _, _ in messages]
-        counts = [-(-(b - base) // length) for (_, b, _), base in zip(messages, bases, strict=True)]
-        self._blocks = [0, *accumulate(counts)]
-        self._longest = min(length, max(b - a for a, b, _ in messages))
-        tables = {
-            "edges": [0, *(b for _, b, _ in messages)],
-            "blocks": self._blocks,
-            "bases": bases,
-            "starts": [start for _, _, start in messages],
-        }
-        self._kept = {
-            name: device.constant(np.array(table, np.int64).tobytes())
-            for name, table in tables.items()
-        }
-        self._members = self._table(self.rows)
-        self._offsets = device.constant(self.places.astype(np.uint64).tobytes())
-        self._pitch = self.rows[0].strides[0] // self.rows[0].dtype.itemsize
-        slices, slice = self.level.slices
-        arguments = struct(
-            HOP,
-            stream=self._stream,
-            messages=len(messages),
-            members=self.members,
-            length=length,
-            entries=entries,
-            elements=elements,
-            slices=slices,
-            slice=slice,
-            **{name: device.pointer(array) for name, array in self._kept.items()},
-        )
-        if self.numbers.step != "EXACT":
-            arguments["accumulator"] = target(self.numbers.accumulator)
-        finish = arguments["finish"]
-        finish["stream"], finish["seed"] = 2 * number, self.spec.seed
-        finish["step"], finish["call"] = self.members, self.level.call
-        finish["batch_offsets"] = device.pointer(self._offsets)
-        return arguments
-
-
-def template(name: str, source: np.dtype[Any], computing: np.dtype[Any]) -> Kernel:
-    """The kernel for members of a dtype."""
-    return Kernel("wire.cu", f"{name}<{NAMES[source]}, {C_NAMES[computing]}>")
+    def _launch(self, task: Task, rows: Rows) -> Array:
+        level = self._level
+        return _launch(level.device, task, self._held(rows), level.call, self._places)

@@ -115,26 +115,37 @@ LOGICAL = np.dtype(
     ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
-OPERAND = np.dtype([(name, "i8") for name in ("base", "table", "pitch", "member", "chained")])
-HOP = np.dtype(
+SENT = np.dtype(
     [
-        ("sent", OPERAND),
-        ("kept", OPERAND),
-        *((name, "i8") for name in ("adds", "rule", "rounding", "wide", "drawn", "max_exponent")),
-        *((name, "u8") for name in ("stream", "step")),
-        ("by_member", "i8"),
+        *((name, "u8") for name in ("base", "table")),
+        *((name, "i8") for name in ("stride", "members", "visited", "turned", "alike", "pitch")),
+        *((name, "i8") for name in ("rows", "entries", "elements")),
+        ("tables", "u8"),
+        *((name, "i8") for name in ("edges", "blocks", "bases", "starts", "program")),
+        *((name, "i8") for name in ("messages", "units", "length", "shift", "lanes", "passes")),
+        *((name, "i8") for name in ("slices", "slice", "at", "result_sent", "first_is_sent")),
+        *((name, "i8") for name in ("rule", "rounding", "wide", "drawn", "max_exponent")),
+        *((name, "u8") for name in ("stream", "member_step", "result_step")),
         ("target", TARGET),
-        *((name, "i8") for name in ("arrives", "rounds", "sum_drawn")),
-        ("sum_step", "u8"),
+        *((name, "i8") for name in ("step", "step_drawn")),
+        ("lone_step", "u8"),
         ("accumulator", TARGET),
+        ("divides", "i8"),
+        ("divisor", "f8"),
+        *((name, "i8") for name in ("instructions", "depth")),
+        *((name, "u8") for name in ("workspace", "largest")),
+        *((name, "i8") for name in ("begin", "values", "resumes")),
         ("finish", FINISH),
-        *((name, "u8") for name in ("edges", "blocks", "bases", "starts")),
-        *((name, "i8") for name in ("messages", "members", "length")),
-        *((name, "i8") for name in ("entries", "elements", "units", "width")),
-        ("amax", "u8"),
-        *((name, "i8") for name in ("pieces", "reduces", "slices", "slice")),
+        ("result_rounding", "i8"),
         ("out", "u8"),
-        *((name, "i8") for name in ("out_pitch", "out_placed")),
+    ]
+)
+FIXED = np.dtype(
+    [
+        *((name, "u8") for name in ("base", "table")),
+        *((name, "i8") for name in ("stride", "members", "pitch", "entries", "elements", "bits")),
+        ("finish", FINISH),
+        ("out", "u8"),
     ]
 )
 ROWS = np.dtype(
@@ -181,7 +192,9 @@ OF_SOURCE = {
     "exact.cu": EXACT,
     "logical.cu": LOGICAL,
     "round.cu": ROUND,
-    "wire.cu": HOP,
+    "chain.cu": SENT,
+    "machine.cu": SENT,
+    "fixed.cu": FIXED,
     "ragged.cu": RAGGED,
     "scatter.cu": SCATTER,
 }

@@ -20,7 +20,7 @@ from gpusim.fallback.formats import (
 from gpusim.fallback.plan import plan_fold
 from gpusim.fallback.spec import FoldSpec
 
-from . import folding, ragged, rounding, scatter, sends
+from . import folding, ragged, rounding, scatter, sending
 from .device import Kernel
 from .folding import Numbers
 from .targets import NAMES, info_of
@@ -77,6 +77,18 @@ def main_folds() -> list[Kernel]:
     return list(found)
 
 
+def main_sends() -> dict[str, list[Kernel]]:
+    """The folds with wires that have targets of speed, by translation unit."""
+    chains = [
+        sending.chain_template(source, scaled=scaled, rounds=False)[0]
+        for source in (FLOAT32, BFLOAT16)
+        for scaled in (False, True)
+    ]
+    rounded = sending.chain_template(FLOAT16, scaled=True, rounds=True)[0]
+    machine = sending.machine_template(FLOAT32, FLOAT32, quick=True)[0]
+    return {"main chains": [*chains, rounded], "main machine": [machine]}
+
+
 def units() -> dict[str, list[Kernel]]:
     """All instances, by the name of the translation unit that holds them."""
     return {
@@ -97,12 +109,19 @@ def units() -> dict[str, list[Kernel]]:
             for computing in (FLOAT32, FLOAT64)
             if computing == FLOAT64 or source != FLOAT64
         ],
-        "wire": [
-            sends.template(name, source, computing)
-            for name in ("hop", "amax")
-            for source in FLOATS
-            for computing in (FLOAT32, FLOAT64)
+        "chain": [
+            sending.chain_template(source, scaled=scaled, rounds=rounds)[0]
+            for source in (*SUB_32_BIT, FLOAT32)
+            for scaled in (False, True)
+            for rounds in (False, True)
         ],
+        "machine": [
+            sending.machine_template(source, computing, quick=quick)[0]
+            for source in FLOATS
+            for computing, quick in ((FLOAT32, True), (FLOAT32, False), (FLOAT64, False))
+            if not (quick and source == FLOAT64)
+        ],
+        "fixed": [sending.fixed_template(source) for source in FLOATS],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
             ragged.TILES,

@@ -71,24 +71,6 @@ def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str
         assert needs.spill_stores == 0, kernel
 
 
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("architecture", "sources"),
-    [("sm_90", ["float32", "bfloat16"]), *slow(("sm_75", None), ("sm_80", None), ("sm_100", None))],
-)
-def test_the_hops_of_wires_compile_and_do_not_spill(
-    architecture: str, sources: list[str] | None
-) -> None:
-    kernels = templates.units()["wire"]
-    if sources is not None:
-        names = [f"{kind}<{each}, float>" for kind in ("hop", "amax") for each in sources]
-        kernels = [kernel for kernel in kernels if kernel.name in names]
-    assert len(kernels) in (4, 32)
-    for kernel, needs in compiling.resources(kernels, architecture).items():
-        assert (needs.stack, needs.spill_stores, needs.spill_loads) == (0, 0, 0), kernel
-        assert needs.registers <= 128, kernel  # two blocks of 256 threads on a multiprocessor
-
-
 needs_disassembler = pytest.mark.skipif(
     sass.disassembler() is None, reason="nvdisasm is not installed (nvidia-cuda-nvdisasm)"
 )
@@ -128,6 +110,25 @@ def test_eight_members_are_in_flight_at_once(architecture: str, tmp_path: Path) 
         loops = [batch.loads for batch in wide if batch.loops]
         assert loops and min(loops) == 8, (kernel, wide)
         assert [batch.loads for batch in wide if not batch.loops].count(8) >= 1, (kernel, wide)
+
+
+@needs_nvcc
+@needs_disassembler
+@pytest.mark.parametrize("architecture", ["sm_90", *slow("sm_80", "sm_100")])
+def test_the_main_wires_do_not_spill_and_keep_memory_busy(
+    architecture: str, tmp_path: Path
+) -> None:
+    for number, kernels in enumerate(templates.main_sends().values()):
+        for kernel, needs in compiling.resources(
+            kernels, architecture, cubin := tmp_path / f"{number}.cubin"
+        ).items():
+            assert (needs.stack, needs.spill_stores, needs.spill_loads) == (0, 0, 0), kernel
+            chain = kernel.source == "chain.cu"
+            assert needs.registers <= (80 if chain else 128), kernel  # 24 warps, and 16
+            text = sass.listing(cubin)[compiling.mangled(kernel)]
+            wide = [each.loads for each in sass.batches(text) if each.bytes == 16 and each.loops]
+            ahead = int(kernel.name.rstrip(">").rpartition(", ")[2]) if chain else 1
+            assert max(wide) == ahead, (kernel, wide)
 
 
 @needs_nvcc

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 HEADERS = (  # beside those of INCLUDE
     HERE.parent / "host_cuda" / "cuda_on_host.h",
+    HERE.parent / "host_cuda" / "fibers.h",
     HERE.parents[2] / "gpusim" / "compiled" / "cuda_bits.h",
 )
 COMPILER = os.environ.get("CXX", "g++")
@@ -35,7 +36,7 @@ IGNORED = re.compile(
     r"--?(arch=|gpu-architecture=|std=|fmad=|prec-div=|prec-sqrt=|ftz=|use_fast_math$"
     r"|device-as-default-execution-space$|extra-device-vectorization$)"
 )
-BARRIER = re.compile(r"__sync|__shfl|this_thread_block")
+BARRIER = re.compile(r"__sync|__shfl|__all_sync|this_thread_block")
 
 _lock = threading.Lock()
 
@@ -63,13 +64,18 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def kernels_of(source: str, includes: Sequence[Path]) -> list[str]:
-    """The kernels' names, as C++ expressions, in a source and the .cu files that it includes."""
-    found = re.findall(r"^template\s+__global__\s+void\s+(.+?)\(", source, re.MULTILINE)
+def with_included(source: str, includes: Sequence[Path]) -> str:
+    """A source and the .cu files that it includes."""
     text = source
     for name in re.findall(r'^#include "(.+\.cu)"', source, re.MULTILINE):
         (path,) = [place / name for place in includes if (place / name).exists()][:1]
         text += path.read_text()
+    return text
+
+
+def kernels_of(source: str, text: str) -> list[str]:
+    """The kernels' names, as C++ expressions, in a source; `text` is that `with_included`."""
+    found = re.findall(r"^template\s+__global__\s+void\s+(.+?)\(", source, re.MULTILINE)
     for template, name in re.findall(
         r"(template\s*<[^;{}]*>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+"
         r"(?:__launch_bounds__\([^)]*\)\s+)?void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\s*\(",
@@ -149,12 +155,13 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
             passed.append(option)
         elif not IGNORED.match(option):
             raise CompileError(f"nvrtc: error: invalid value for --gpu-architecture: {option}")
-    kernels = [*expressions, *kernels_of(source, includes)]
+    whole = with_included(source, includes)
+    kernels = [*expressions, *kernels_of(source, whole)]
     if not kernels:
         raise CompileError("the fake NVRTC finds no kernel in the source")
     if flushes(source, options):
         passed.append("-DFAKE_FLUSH")
-    if BARRIER.search(source):
+    if BARRIER.search(whole):
         passed.append("-DFAKE_BARRIERS")
     # C++ leaves open what wide shifts are.
     text = source.replace("in0 << in1", "shift_left(in0, in1)")

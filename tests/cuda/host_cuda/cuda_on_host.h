@@ -1,9 +1,10 @@
 // The parts of CUDA that C++ lacks, so that g++ compiles the .cu sources: indices, conversions, and
-// a grid that is a loop. No kernel here has a barrier, so that threads can run one by one.
+// a grid that is a loop. Threads run one by one; where the source has barriers, as fibers.
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <vector>
@@ -22,6 +23,10 @@ struct Index {
   unsigned int x, y, z;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
+#define __shared__ static
+#ifdef FAKE_BARRIERS
+#include "fibers.h"
+#endif
 
 // A wide access faults on a GPU where it is not aligned, and has to be seen here too.
 static unsigned long long misaligned = 0, wide_loads = 0;
@@ -42,6 +47,13 @@ inline uint4 load_if(const char* at, bool present) {
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
   unsigned long long old = *at;
   if (value < old) *at = value;
+  return old;
+}
+
+template <class T>
+inline T atomicMax(T* at, T value) {
+  T old = *at;
+  if (old < value) *at = value;
   return old;
 }
 
@@ -109,30 +121,50 @@ inline void wait_for_copies() {
   }
 }
 
-// Each thread has its own columns of a block's shared memory here, as the sources promise.
+// A block's dynamic shared memory.
 static std::vector<uint4> shared_memory;
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(shared_memory.data())
 
 template <class Arguments>
-inline void run_grid(void (*kernel)(Arguments), unsigned int grid, unsigned int block,
-                     unsigned long long shared, const void* arguments) {
-  Arguments given;
-  memcpy(static_cast<void*>(&given), arguments, sizeof given);
+struct Running {
+  static void (*kernel)(Arguments);
+  static Arguments given;
+  static void body() { kernel(given); }
+};
+template <class Arguments>
+void (*Running<Arguments>::kernel)(Arguments);
+template <class Arguments>
+Arguments Running<Arguments>::given;
+
+// 0, or 1 if the threads of a block wait at different barriers.
+template <class Arguments>
+inline int run_grid(void (*kernel)(Arguments), unsigned int grid, unsigned int block,
+                    unsigned long long shared, const void* arguments) {
+  typedef Running<Arguments> Now;
+  Now::kernel = kernel;
+  memcpy(static_cast<void*>(&Now::given), arguments, sizeof(Arguments));
   shared_memory.assign(shared / 16 + 1, uint4{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff});
   gridDim = {grid, 1, 1};
   blockDim = {block, 1, 1};
   for (blockIdx = {0, 0, 0}; blockIdx.x < grid; ++blockIdx.x) {
+#ifdef FAKE_BARRIERS
+    const size_t each = 1 << 16;
+    static char* stacks = static_cast<char*>(malloc(1024 * each));
+    if (run_block(Now::body, stacks, each, block)) return 1;
+#else
     for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
-      kernel(given);
+      Now::body();
       copies.assign(1, {});
     }
+#endif
   }
+  return 0;
 }
 
 #define KERNEL(number, arguments, ...)                                                     \
-  extern "C" void kernel_##number(unsigned int grid, unsigned int block,                   \
-                                  unsigned long long shared, const void* given) {         \
-    run_grid<arguments>(__VA_ARGS__, grid, block, shared, given);                          \
+  extern "C" int kernel_##number(unsigned int grid, unsigned int block,                    \
+                                 unsigned long long shared, const void* given) {          \
+    return run_grid<arguments>(__VA_ARGS__, grid, block, shared, given);                   \
   }                                                                                        \
   extern "C" unsigned long long bytes_##number() { return sizeof(arguments); }
 extern "C" unsigned long long count_misaligned() { return misaligned; }
