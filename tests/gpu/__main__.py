@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -117,7 +118,13 @@ def parser(steps: Sequence[str]) -> argparse.ArgumentParser:
     add("--step-limit", type=_seconds, default=LIMIT, help="seconds for one step (default 540)")
     add("--out", type=Path, help="folder of the results (default $OUT, else bench/results)")
     add("--wheels", type=Path, default=wheels.FOLDER, help="folder of wheels (default wheels)")
-    add("--fake", action="store_true", help="on a simulated GPU: CuPy on the host's memory")
+    add(
+        "--fake",
+        action="store_true",
+        default=bool(os.environ.get(needs.FAKE)),
+        help="on a simulated GPU: CuPy on the host's memory",
+    )
+    add("--kernels", metavar="ARCH", help="compile all kernels for such a GPU instead, without one")
     return made
 
 
@@ -146,6 +153,10 @@ def main(
     2 for wrong arguments, 3 if the time is over and steps are left, 130 after Ctrl-C.
     """
     given = parser(list(steps)).parse_args(arguments)
+    if given.kernels:
+        words = [sys.executable, "-m", "tests.gpu.kernels", given.kernels]
+        environment = _environment(given.wheels, fake=False)
+        return subprocess.run(words, env=environment, cwd=ROOT, check=False).returncode
     out = given.out or Path(os.environ.get("OUT") or ROOT / "bench" / "results")
     try:
         out = out.resolve()
@@ -311,14 +322,14 @@ def _share(steps: Mapping[str, Step], names: Sequence[str], left: float, most: f
     """
     if left == float("inf"):
         return most
-    first, *behind = (steps[name] for name in names)
-    if left < min(first.least, most):
+    least, *behind = (min(steps[name].least, most) for name in names)
+    if left < least / 2:  # half: the kill of a step before took longer
         return 0.0
-    for step in behind:  # of those behind, the first ones for which there is time
-        if left - min(step.least, most) < min(first.least, most):
+    for kept in behind:  # the first of those behind for which there is time
+        if left - kept < least:
             break
-        left -= min(step.least, most)
-    return min(left, 2 * first.expected, most)
+        left -= kept
+    return min(left, 2 * steps[names[0]].expected, most)
 
 
 def _plan(

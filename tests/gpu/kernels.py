@@ -1,28 +1,25 @@
-"""python -m tests.gpu.kernels sm_90: compile every kernel of gpusim for a GPU that is elsewhere.
+"""make gpu-kernels ARCH=sm_90: compile every kernel of gpusim for a GPU that is elsewhere.
 
-NVRTC does it, without a GPU. The machine code is kept in .gpu/cache, and packed into .gpu/last for
-a borrowed machine, which compiles none of it again if its NVRTC has the same version. What an
-interrupted run has compiled stays.
+NVRTC does it, without a GPU. The machine code is kept in $GPUSIM_CACHE_DIR, .gpu/cache, and packed
+into .gpu/last for a borrowed machine, which compiles none of it again if its NVRTC has the same
+version. What an interrupted run has compiled stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from bench import machine
 from gpusim.cuda import cache, templates
 from gpusim.cuda.compile import file_name, machine_code
 from gpusim.cuda.device import Kernel
 from gpusim.cuda.launch import require_cupy
 from tests.gpu import borrowed
-
-WORK = Path(__file__).parents[2] / ".gpu"
 
 
 def compile_one(given: tuple[Kernel, str]) -> str | None:
@@ -49,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make gpu-kernels", description=__doc__)
     add = parser.add_argument
     add("architecture", help="sm_90 for H100 and H200")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     add("--only", default="", metavar="TEXT", help="kernels whose names contain this")
-    add("--work", type=Path, default=WORK, help="default: .gpu")
     given = parser.parse_args(arguments)
     if not re.fullmatch(r"sm_\d+", given.architecture):
         parser.error(f"expected an architecture such as sm_90, got {given.architecture!r}")
@@ -59,12 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         version = ".".join(map(str, require_cupy().cuda.nvrtc.getVersion()))
     except (ImportError, RuntimeError) as error:
         parser.error(f"needs CuPy with NVRTC: {error}")
-    work = given.work.absolute()
-    folder = work / "cache" / "gpusim"
+    folder = cache.folder()
+    if folder is None:
+        parser.error(f"{cache.ENVIRONMENT} names no folder")
+    work = folder.parents[1]  # of cache/gpusim
     if not folder.exists():
         borrowed.unpack(work / "last" / borrowed.KERNELS, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.environ[cache.ENVIRONMENT] = str(folder)
     every = {kernel: None for unit in templates.units().values() for kernel in unit}
     kernels = [kernel for kernel in every if given.only in kernel.name]
     left = [k for k in kernels if not (folder / file_name(k, given.architecture)).exists()]
@@ -72,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"NVRTC {version}, {given.architecture}: {len(kernels)} kernels, {began} are there")
     failed, start = [], time.monotonic()
     # Not threads: NVRTC compiles in one of them at a time. Not forks: CuPy may be in use.
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        work_items = [(kernel, given.architecture) for kernel in left]
-        for number, wrong in enumerate(pool.imap_unordered(compile_one, work_items), began + 1):
+    with multiprocessing.get_context("spawn").Pool(machine.cores()) as pool:
+        pairs = [(kernel, given.architecture) for kernel in left]
+        for number, wrong in enumerate(pool.imap_unordered(compile_one, pairs), began + 1):
             failed += [wrong] if wrong else []
             text = bar(number, len(kernels), time.monotonic() - start, began)
             if sys.stdout.isatty():
