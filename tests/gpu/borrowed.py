@@ -15,7 +15,7 @@ __all__ = ["END", "KERNELS", "leave", "pack", "take", "unpack"]
 
 KERNELS = "kernels.txz"
 COMMIT = "commit"  # of the checkout, which travels without its repository
-END = 20.0  # seconds that packing may take
+END = 12.0  # seconds that packing may take
 
 
 def take(folder: Path, out: Path, work: Path) -> None:

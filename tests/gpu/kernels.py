@@ -61,27 +61,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not folder.exists():
         borrowed.unpack(work / "last" / borrowed.KERNELS, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    every = {kernel: None for unit in templates.units().values() for kernel in unit}
+    units = templates.units().values()
+    every = dict.fromkeys([*templates.main_folds(), *(kernel for unit in units for kernel in unit)])
     kernels = [kernel for kernel in every if given.only in kernel.name]
     left = [k for k in kernels if not (folder / file_name(k, given.architecture)).exists()]
     began = len(kernels) - len(left)
     print(f"NVRTC {version}, {given.architecture}: {len(kernels)} kernels, {began} are there")
     failed, start = [], time.monotonic()
-    # Not threads: NVRTC compiles in one of them at a time. Not forks: CuPy may be in use.
-    with multiprocessing.get_context("spawn").Pool(machine.cores()) as pool:
-        pairs = [(kernel, given.architecture) for kernel in left]
-        for number, wrong in enumerate(pool.imap_unordered(compile_one, pairs), began + 1):
-            failed += [wrong] if wrong else []
-            text = bar(number, len(kernels), time.monotonic() - start, began)
-            if sys.stdout.isatty():
-                print(f"\r\033[K{text}", end="", flush=True)
-            elif number % 50 == 0:
-                print(text, flush=True)
-    print(*failed, sep="\n", end="\n" if failed else "")
-    (work / "last").mkdir(exist_ok=True)
-    borrowed.pack(work, work / "last")
+    try:
+        # Not threads: NVRTC compiles in one of them at a time. Not forks: CuPy may be in use.
+        with multiprocessing.get_context("spawn").Pool(machine.cores()) as pool:
+            pairs = [(kernel, given.architecture) for kernel in left]
+            for number, wrong in enumerate(pool.imap_unordered(compile_one, pairs), began + 1):
+                failed += [wrong] if wrong else []
+                text = bar(number, len(kernels), time.monotonic() - start, began)
+                if sys.stdout.isatty():
+                    print(f"\r\033[K{text}", end="", flush=True)
+                elif number % 50 == 0:
+                    print(text, flush=True)
+    finally:  # what an interrupted run has compiled is of use, too
+        (work / "last").mkdir(exist_ok=True)
+        borrowed.pack(work, work / "last")
     size = (work / "last" / borrowed.KERNELS).stat().st_size / 2**20
-    print(f"packed into last/{borrowed.KERNELS}, {size:.1f} MiB")
+    print(*failed, f"packed into last/{borrowed.KERNELS}, {size:.1f} MiB", sep="\n")
     return int(bool(failed))
 
 

@@ -93,6 +93,7 @@ def rehearse(python: Path, tree: Path) -> None:
         shutil.rmtree(tree / ".gpu" / "kept", ignore_errors=True)
         shutil.rmtree(tree / ".gpu" / "fake-cache", ignore_errors=True)
         last.mkdir(parents=True, exist_ok=True)
+        (last / "commit").write_text("a rehearsal\n")
         out = Path(tempfile.mkdtemp(dir=WORK))
         path = f"{python.parent}:{os.environ['PATH']}"
         given = {"OUT": str(out), "PATH": path, "GPUSIM_FAKE_CUDA": "1"}
