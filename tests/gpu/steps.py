@@ -127,7 +127,8 @@ def files() -> list[str]:
 
 def torch(context: Context) -> Verdict:
     """Tensors, torch.distributed and its wrappers, streams."""
-    verdict, said = _pytest(context, "torch", list(filter(TORCH.fullmatch, files())))
+    chosen = list(filter(TORCH.fullmatch, files()))
+    verdict, said = _pytest(context, "torch", chosen, processes=6)  # each imports PyTorch
     if not context.without_torch:
         return verdict, said
     absent = context.without_torch == needs.NO_TORCH  # a broken one is a failure
@@ -162,12 +163,13 @@ def _pytest(
     files: Sequence[str],
     *arguments: str,
     timeout: int = 120,
+    processes: int = MOST_PROCESSES,
     **variables: str,
 ) -> Verdict:
     """Run tests that have not passed yet. Each outcome is recorded by `recorder` as it comes."""
     passed = context.passed(step, "test", "outcome", "passed")
     left_out = set(filter(NEED_TORCH.fullmatch, files)) if context.without_torch else set()
-    number = min(MOST_PROCESSES, machine.cores())
+    number = min(processes, machine.cores())
     timeout = 400 if context.fake else timeout  # the fake compiles and runs on a few cores
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"]
     command += ["-p", "no:cacheprovider"]
@@ -215,7 +217,7 @@ def speed(context: Context) -> Verdict:
 
 
 def sanitizer(context: Context) -> Verdict:
-    """compute-sanitizer over some seventy launches: memory, races, uninitialised reads."""
+    """compute-sanitizer over some sixty launches: memory, races, uninitialised reads."""
     launches, tools = ["tests.gpu.launches"], ("memcheck", "racecheck", "initcheck")
     if context.fake:  # which finds accesses outside an allocation when it is freed
         launches, tools = [FAKE, *launches], ("launches",)
