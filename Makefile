@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test test-all newest-env test-newest test-machines lint docs bench gpu gpu-wheels gpu-env clean
+.PHONY: help demo test test-all newest-env test-newest test-machines lint docs bench gpu gpu-wheels gpu-kernels gpu-env clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -63,7 +63,7 @@ bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
 
 # The Python that has CuPy: the one that is named, that of `make gpu-env`, or the system's.
 # The fake GPU needs no more than the tests' environment and CuPy.
-GPU_PYTHON = $(or $(PYTHON),$(wildcard .venv-gpu/bin/python),$(if $(findstring --fake,$(ARGS)),$(wildcard $(BIN)/python)),python3)
+GPU_PYTHON = $(or $(PYTHON),$(wildcard .venv-gpu/bin/python),$(if $(findstring --fake,$(ARGS))$(filter gpu-kernels,$(MAKECMDGOALS)),$(wildcard $(BIN)/python)),python3)
 
 gpu: $(if $(findstring --fake,$(ARGS)),$(VENV)/.test)  ## all that a machine with a GPU can check, offline; ARGS=--fake needs no GPU
 	@$(GPU_PYTHON) -m tests.gpu $(ARGS)
@@ -71,6 +71,10 @@ gpu: $(if $(findstring --fake,$(ARGS)),$(VENV)/.test)  ## all that a machine wit
 gpu-wheels:  ## download what `make gpu` needs offline; PYTHON_VERSION=3.12
 	@$(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m tests.gpu.wheels \
 	    $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION)) $(ARGS)
+
+# NVRTC's version has to be that of the machine with the GPU: PYTHON= names an environment with it.
+gpu-kernels:  ## compile all kernels for a GPU that is elsewhere; ARCH=sm_90
+	@$(GPU_PYTHON) -m tests.gpu --kernels $(or $(ARCH),sm_90) $(ARGS)
 
 # Several gigabytes: CuPy with CUDA's libraries, PyTorch and JAX.
 gpu-env:  ## make an environment for `make gpu`, where there is a GPU and a network

@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -28,7 +29,7 @@ from bench import machine, table
 from bench.results import Verdict
 from bench.table import Table, draw, duration, factor
 from bench.timing import Timing
-from gpusim import Reduction, collectives, fallback
+from gpusim import Reduction, Wire, collectives, fallback
 from gpusim.cuda import launch, ragged
 from gpusim.cuda.device import Launch
 from gpusim.files import atomic_write
@@ -45,6 +46,24 @@ WASTE = 256 << 20  # bytes that a unit of delay copies: more than any cache hold
 LAUNCH_LIMIT = 20.0  # microseconds of a launch on the host, beyond those of `x + y`
 ORDERS = ("linear", "reverse", "tree", "ring")
 WIDE = ("float32", "float16", "bfloat16")
+#: A case of each kind, the quick ones.
+TELLING = (
+    "8 replicas of 4 Mi float32",
+    "8 replicas of 4 Mi bfloat16",
+    "256 replicas of 64 Ki float32",
+    "float32 linear",
+    "65,536 replicas of 16 Ki",
+    "float16 linear stochastic at every step",
+    "wire of bfloat16",
+    "wire of float8_e4m3fn by 32",
+    "wire of bfloat16, 512 replicas",
+    "ragged rows of 64 B",
+    "float32 exact",
+    "float32 logical_and",
+    "int32 max",
+    "float32 to e4m3",
+    "scatter of float32",
+)
 Call = Callable[[], Any]
 
 
@@ -53,16 +72,17 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class GpuCase:
-    """A fold, or with `row` a ragged copy of rows of `row` bytes.
+    """One kernel's work.
 
     **Attributes**:
 
-    - `dtype`: of the input and the output.
-    - `replicas`, `elements`: of a fold, as for an input of 2 GiB; the run's size scales them.
+    - `dtype`: of the input and the output; the output of a conversion is of `to`.
+    - `replicas`, `elements`: of the input, mostly 2 GiB; the run's size scales them.
     - `reduction`: of a fold.
-    - `row`: bytes of a row.
+    - `row`: bytes of a row of a ragged copy.
     - `target`: the least fraction of the copy's bandwidth.
     - `kind`: cases of one kind have one verdict, by the worst of them.
+    - `what`: "sum", another operator of a fold, "ragged", "round", or "scatter".
     """
 
     name: str
@@ -73,6 +93,8 @@ class GpuCase:
     row: int = 0
     target: float | None = None
     kind: str = ""
+    what: str = "sum"
+    to: str = ""
 
     @property
     def type(self) -> np.dtype[Any]:
@@ -93,7 +115,7 @@ def fold_case(dtype: str, order: str, target: float, kind: str, **how: Any) -> G
 
 
 def all_cases() -> list[GpuCase]:
-    """The cases of the targets, the most telling first."""
+    """The cases of the targets, the most telling first: a run may be cut."""
     cases, plain = [], "fold, 8 to 256 replicas"
     for replicas, elements in ((8, 4 << 20), (256, 64 << 10)):
         size = f"{elements >> 20} Mi" if elements >> 20 else f"{elements >> 10} Ki"
@@ -124,18 +146,38 @@ def all_cases() -> list[GpuCase]:
         cases.append(fold_case(dtype, "linear", least, kind, accumulate=kept, **stochastic))
     for row, target in ((1024, 0.8), (64, 0.5)):
         name = f"ragged rows of {'1 KiB' if row == 1024 else '64 B'}"
-        cases.append(GpuCase(name, "float32", row=row, target=target, kind=name))
-    return cases
+        ragged_case = GpuCase(name, "float32", row=row, target=target, kind=name, what="ragged")
+        cases.append(ragged_case)
+    cases += other_cases()
+    return sorted(cases, key=lambda case: case.name not in TELLING)
+
+
+def other_cases() -> list[GpuCase]:
+    """Wires, other operators and orders, conversions and scatters."""
+    bfloat16, scaled_by_32 = Wire("bfloat16"), Wire("float8_e4m3fn", "amax", 32)
+    half, third = "wire of bfloat16", "wire of float8_e4m3fn by 32"
+    exact = Reduction(order="exact")
+    mib, kib = 1 << 20, 1 << 10
+    return [
+        GpuCase(half, "float32", 64, 16 * mib, Reduction(wire=bfloat16), 0, 0.5, half),
+        GpuCase(third, "float32", 64, 16 * mib, Reduction(wire=scaled_by_32), 0, 0.3, third),
+        GpuCase(f"{half}, 512 replicas", "float32", 512, 64 * kib, Reduction(wire=bfloat16)),
+        GpuCase("float32 exact", "float32", 64, 8 * mib, exact),
+        GpuCase("float32 logical_and", "float32", 64, 8 * mib, what="logical_and"),
+        GpuCase("int32 max", "int32", 64, 8 * mib, what="max"),
+        GpuCase("float32 to bfloat16", "float32", 64, 8 * mib, what="round", to="bfloat16"),
+        GpuCase("float32 to e4m3", "float32", 64, 8 * mib, what="round", to="float8_e4m3fn"),
+        GpuCase("scatter of float32", "float32", 1, 16 * mib, what="scatter"),
+    ]
 
 
 def first_look() -> list[GpuCase]:
     """A case of each size, for the smoke test."""
-    sizes = [
-        case for case in all_cases() if "replicas of" in case.name and "as much" not in case.name
-    ]
+    chosen = ("float32 linear", "float16 tree")
     return [
-        *sizes,
-        *(case for case in all_cases() if case.name in ("float32 linear", "float16 tree")),
+        case
+        for case in all_cases()
+        if case.name in chosen or ("replicas of" in case.name and "as much" not in case.name)
     ]
 
 
@@ -174,7 +216,8 @@ def scaled(case: GpuCase, shift: int) -> tuple[int, int]:
 
 def prepare(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
     """Make the input and the calls."""
-    return (_ragged if case.row else _fold)(case, cupy, shift, peers)
+    make = {"ragged": _ragged, "round": _round, "scatter": _scatter}.get(case.what, _fold)
+    return make(case, cupy, shift, peers)
 
 
 def scattered(cupy: Any, size: int) -> Any:
@@ -185,14 +228,15 @@ def scattered(cupy: Any, size: int) -> Any:
 
 
 def values(case: GpuCase, cupy: Any, shape: tuple[int, ...]) -> Any:
-    """Numbers from -4 to 4 in the case's dtype, which come again after some millions."""
+    """Numbers from -4 to 4, or any integers, which come again after some millions."""
     size = math.prod(shape)
-    numbers = scattered(cupy, 4 * min(size, BLOCK)).view(np.uint32)
-    numbers >>= np.uint32(8)
-    block = numbers.astype(np.float32)
-    block *= np.float32(2.0**-21)
-    block -= np.float32(4)
-    if case.type != np.float32:
+    block = scattered(cupy, 4 * min(size, BLOCK)).view(np.uint32)
+    if case.type.kind != "i":
+        block >>= np.uint32(8)
+        block = block.astype(np.float32)
+        block *= np.float32(2.0**-21)
+        block -= np.float32(4)
+    if case.type.itemsize < 4:
         block = launch.round_to(block, case.type)
     bits = f"u{case.type.itemsize}"  # CuPy has no copies of 8-bit formats
     x, block = cupy.empty(size, bits), block.view(bits)
@@ -205,12 +249,13 @@ def _fold(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepare
     replicas, elements = scaled(case, shift)
     x = values(case, cupy, (replicas, elements))
     moved = (replicas + 1) * elements * case.type.itemsize
-    prepared = Prepared({}, moved)
-    prepared.calls[OURS] = lambda: collectives.psum(x, reduction=case.reduction).value
+    prepared = Prepared({OURS: lambda: folded(case, x)}, moved)
     prepared.calls[COPY] = copy_of(cupy, moved // 2)
-    if CUPY in peers and case.dtype in ("float32", "float16"):
+    how = case.reduction
+    rounded_once = case.what == "sum" and how.wire is None and how.order != "exact"
+    if CUPY in peers and rounded_once and case.dtype in ("float32", "float16"):
         prepared.calls[CUPY] = lambda: x.sum(axis=0)
-    plain = case.reduction.rounding == "nearest" and case.reduction.order == "linear"
+    plain = rounded_once and how.rounding == "nearest" and how.order == "linear"
     for name, make in ((JAX, _jax_psum), (TORCH, _torch_sum)):
         if name not in peers or not plain or case.dtype not in WIDE:
             continue
@@ -219,6 +264,38 @@ def _fold(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepare
         except Exception as error:  # whatever another library finds wrong
             prepared.problems[name] = _said(error)
     return prepared
+
+
+def folded(case: GpuCase, x: Any) -> Any:
+    """The case's fold of an array of CuPy or NumPy."""
+    if case.what == "sum":
+        return collectives.psum(x, reduction=case.reduction).value
+    return (fallback if isinstance(x, np.ndarray) else launch).fold(x, op=case.what)
+
+
+def _round(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
+    x = values(case, cupy, scaled(case, shift))
+    to = np.dtype(getattr(ml_dtypes, case.to))
+    moved = x.size * (case.type.itemsize + to.itemsize)
+    calls: dict[str, Call] = {OURS: lambda: launch.round_to(x, to)}
+    return Prepared(calls | {COPY: copy_of(cupy, moved // 2)}, moved)
+
+
+def _scatter(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
+    """Additions at as many random places as there are elements: some are named again."""
+    x, places, added = scattering(case, cupy, scaled(case, shift)[1])
+    moved = x.nbytes * 3 + places.nbytes  # values and places are read, elements read and written
+    calls: dict[str, Call] = {OURS: lambda: launch.update_at(np.add, x, places, added)}
+    if CUPY in peers:
+        calls[CUPY] = lambda: cupy.add.at(x, places, added)
+    return Prepared(calls | {COPY: copy_of(cupy, moved // 2)}, moved)
+
+
+def scattering(case: GpuCase, cupy: Any, size: int) -> tuple[Any, Any, Any]:
+    """An array, places in it, and what is added there."""
+    places = scattered(cupy, 4 * size).view(np.uint32).astype(np.int64)
+    places %= size
+    return values(case, cupy, (size,)), places, values(case, cupy, (size,))
 
 
 def copy_of(cupy: Any, size: int) -> Call:
@@ -432,7 +509,7 @@ def measure(
     case: GpuCase, cupy: Any, shift: int, seconds: float, peers: Sequence[str]
 ) -> GpuOutcome:
     """Time everybody, then compare bits on a small part."""
-    replicas, elements = (64, 0) if case.row else scaled(case, shift)
+    replicas, elements = (64, 0) if case.what == "ragged" else scaled(case, shift)
     about = (case.name, case.dtype, replicas, elements, case.row, case.target, case.kind)
     prepared = prepare(case, cupy, shift, peers)
     timer = Timer(cupy, shift)
@@ -496,7 +573,7 @@ def launch_overhead(cupy: Any, calls: int = 1000) -> dict[str, float]:
 
 def verified(case: GpuCase, cupy: Any) -> str:
     """Whether the GPU's result has the CPU's bits, on an input of some thousand elements."""
-    if case.row:
+    if case.what == "ragged":
         segments = ragged_segments(64, 64)
         sources = values(case, cupy, (64, 64, case.row // 4))
         output = cupy.zeros(sources.shape, np.float32)
@@ -504,10 +581,18 @@ def verified(case: GpuCase, cupy: Any) -> str:
         expected = np.zeros(sources.shape, np.float32)
         fallback.ragged_copy(sources.get(), expected, segments)
         return _verdict_on_bits(output, expected)
+    if case.what == "scatter":
+        x, places, added = scattering(case, cupy, 3333)
+        expected = x.get()
+        np.add.at(expected, places.get(), added.get())
+        launch.update_at(np.add, x, places, added)
+        return _verdict_on_bits(x, expected)
     x = values(case, cupy, (min(case.replicas, 300), 333))
-    found = collectives.psum(x, reduction=case.reduction).value
     host = x.view(f"u{x.dtype.itemsize}").get().view(x.dtype)
-    return _verdict_on_bits(found, collectives.psum(host, reduction=case.reduction).value)
+    if case.what == "round":
+        to = np.dtype(getattr(ml_dtypes, case.to))
+        return _verdict_on_bits(launch.round_to(x, to), fallback.round_to(host, to))
+    return _verdict_on_bits(folded(case, x), folded(case, host))
 
 
 def _verdict_on_bits(found: Any, expected: np.ndarray) -> str:
@@ -564,7 +649,7 @@ def _peers(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
         found = [
             (o.entries[peer].queued / o.entries[OURS].queued, o.case)
             for o in outcomes
-            if peer in o.entries and "stochastic" not in o.case and not o.row
+            if peer in o.entries and not re.search("stochastic|ragged|scatter", o.case)
         ]
         what = f"sums, than {peer}'s"
         if found:
@@ -658,6 +743,7 @@ def parser() -> argparse.ArgumentParser:
     add("--only", metavar="TEXT", default="", help="the cases whose names contain this")
     add("--without", metavar="PEER", action="append", default=[], choices=[CUPY, JAX, TORCH])
     add("--json", type=Path, help="where results go (default: bench/results/gpu-NAME.json)")
+    add("--key", help="go on with results that have the same key")
     return made
 
 
@@ -686,18 +772,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "gpu": (about := describe(cupy)),
         "started": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "shift": given.shift,
+        "key": given.key,
     }
     path = given.json or FOLDER / f"gpu-{machine.slug(about['name'])}.json"
-    outcomes: list[GpuOutcome] = []
-    overhead: dict[str, float] | None = None
+    outcomes, overhead = kept(path, given.key)
+    done = {outcome.case for outcome in outcomes}
+    if done:
+        print(f"{len(done)} cases are there", file=sys.stderr, flush=True)
     try:
-        overhead = launch_overhead(cupy)
+        overhead = overhead or launch_overhead(cupy)
         print(f"launch: {overhead}", file=sys.stderr, flush=True)
     except Exception as error:
         content["launch error"] = _said(error)
         print(f"launch: FAILED: {_said(error)}", file=sys.stderr, flush=True)
     for case in all_cases():
-        if given.only not in case.name:
+        if given.only not in case.name or case.name in done:
             continue
         outcomes.append(attempt(case, cupy, given.shift, given.seconds, peers))
         print(_line(outcomes[-1]), file=sys.stderr, flush=True)
@@ -722,6 +811,26 @@ def _line(outcome: GpuOutcome) -> str:
         f"{outcome.case}: {duration(ours.timing.min)}, {factor(ours.fraction)} of the copy, "
         f"{duration(ours.host)} on the host, bits {outcome.bits}"
     )
+
+
+def kept(path: Path, key: str | None) -> tuple[list[GpuOutcome], dict[str, float] | None]:
+    """The cases that a run of the same key has measured, and its overhead; those that failed, or
+    whose bits differ, are measured again."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = {}
+    if key is None or found.get("key") != key:
+        return [], None
+    outcomes = []
+    for case in found["cases"]:
+        if case["bits"] == "equal":
+            entries = {
+                name: GpuEntry(**{**entry, "timing": Timing(**entry["timing"])})
+                for name, entry in case["entries"].items()
+            }
+            outcomes.append(GpuOutcome(**{**case, "entries": entries}))
+    return outcomes, found["launch"]
 
 
 def keep(

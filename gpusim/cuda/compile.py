@@ -24,6 +24,9 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 # Every operation is rounded on its own, and subnormal numbers are kept.
 OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
+# From this version NVRTC keeps results by way of the driver. On an H200, kernels compiled with
+# `-ftz=true`, which had been compiled with `-ftz=false` before, kept subnormal numbers.
+NO_CACHE, HAS_CACHE = "--no-cache", (12, 9)
 
 ARGUMENTS = {
     "fold.cu": "Fold",
@@ -61,10 +64,14 @@ def compiler() -> str | None:
 def machine_code(kernel: Kernel, architecture: str) -> bytes:
     """The cubin of one instance, by NVRTC, which other processes find on disk."""
     unit = translation_unit([kernel])
+    return cached(file_name(kernel, architecture), lambda: with_nvrtc(unit, architecture)[0])
+
+
+def file_name(kernel: Kernel, architecture: str) -> str:
+    """The name of an instance's machine code in the cache, the same on all machines."""
     version = load("arrays on a GPU need", "cupy").cuda.nvrtc.getVersion()
-    key = repr((unit, _sources_digest(), OPTIONS, architecture, version))
-    name = f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-    return cached(name, lambda: with_nvrtc(unit, architecture)[0])
+    key = repr((translation_unit([kernel]), _sources_digest(), OPTIONS, architecture, version))
+    return f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 
 @cache
@@ -131,8 +138,11 @@ def with_nvrtc(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """
     nvrtc: Any = load("arrays on a GPU need", "cupy").cuda.nvrtc
     program = nvrtc.createProgram(text, "unit.cu", (), ())
+    given = (*OPTIONS, f"-I{SOURCES}", f"-arch={architecture}", *more)
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-I{SOURCES}", f"-arch={architecture}", *more))
+        nvrtc.compileProgram(
+            program, (*given, NO_CACHE) if nvrtc.getVersion() >= HAS_CACHE else given
+        )
         # CuPy drops the last byte. A cubin is an ELF file whose last field is the alignment of a
         # segment, a little-endian number of 8 bytes: its last byte is 0.
         return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)

@@ -242,6 +242,16 @@ def test_the_last_word_on_flushing_is_ours(nvrtc: Nvrtc) -> None:
     assert [option for option in options if "ftz" in option or "fast" in option] == ["-ftz=false"]
 
 
+@pytest.mark.parametrize(("version", "has_cache"), [((12, 8), False), ((12, 9), True)])
+def test_nvrtcs_own_cache_is_left_out(
+    version: tuple[int, int], has_cache: bool, nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc, "getVersion", lambda: version)
+    anew()
+    ((_, options),) = nvrtc.compiled
+    assert ("--no-cache" in options) is has_cache
+
+
 def test_what_does_not_compile_is_an_error_with_nvrtcs_words(
     nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,34 +1,40 @@
 """make gpu: everything that a machine with a GPU can check, from what is installed there.
 
 Needs no network: packages that the machine lacks come from the folder `wheels`, which
-`make gpu-wheels` fills. Results are written as they come. Steps that have passed, of the same
-sources on the same GPU, are not run again.
+`make gpu-wheels` fills. Results are written as they come. What has passed, of the same sources on
+the same GPU, is not run again. A limit of time is shared by the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from tests.gpu import needs, results, wheels
+from tests.gpu import borrowed, needs, results, wheels
 from tests.gpu.process import GRACE, ROOT, Done
 from tests.gpu.process import run as run_process
 from tests.gpu.steps import STEPS, Context, Step
 
 WORK = ROOT / ".gpu"  # the installed wheels, and compiled kernels
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 LIMIT = 540.0  # seconds for one step
 PROBE = 180.0  # seconds for the first look at the GPU, and for importing PyTorch from a cold disk
+TAIL = 2.0  # seconds for the last words
 WORDS = {True: "passed", False: "FAILED", None: "not run"}
 LEFT = "left"
 FAILED, WRONG_ARGUMENTS, UNFINISHED, INTERRUPTED = 1, 2, 3, 130  # exit codes
@@ -103,10 +109,22 @@ def parser(steps: Sequence[str]) -> argparse.ArgumentParser:
     add("--skip", **step, default=[], help="leave this step out; may be repeated")
     add("--again", action="store_true", help="run steps and tests that have passed before, too")
     add("--limit", type=_seconds, help="seconds for all; what is left runs the next time")
+    add(
+        "--carry",
+        type=Path,
+        metavar="FOLDER",
+        help="on a borrowed machine: go on from this folder's results and kernels, leave them too",
+    )
     add("--step-limit", type=_seconds, default=LIMIT, help="seconds for one step (default 540)")
     add("--out", type=Path, help="folder of the results (default $OUT, else bench/results)")
     add("--wheels", type=Path, default=wheels.FOLDER, help="folder of wheels (default wheels)")
-    add("--fake", action="store_true", help="on a simulated GPU: CuPy on the host's memory")
+    add(
+        "--fake",
+        action="store_true",
+        default=bool(os.environ.get(needs.FAKE)),
+        help="on a simulated GPU: CuPy on the host's memory",
+    )
+    add("--kernels", metavar="ARCH", help="compile all kernels for such a GPU instead, without one")
     return made
 
 
@@ -135,6 +153,10 @@ def main(
     2 for wrong arguments, 3 if the time is over and steps are left, 130 after Ctrl-C.
     """
     given = parser(list(steps)).parse_args(arguments)
+    if given.kernels:
+        words = [sys.executable, "-m", "tests.gpu.kernels", given.kernels]
+        environment = _environment(given.wheels, fake=False)
+        return subprocess.run(words, env=environment, cwd=ROOT, check=False).returncode
     out = given.out or Path(os.environ.get("OUT") or ROOT / "bench" / "results")
     try:
         out = out.resolve()
@@ -163,7 +185,10 @@ def _run(
     steps: Mapping[str, Step],
     probe: Probe,
 ) -> int:
-    end = time.monotonic() + (given.limit or float("inf"))
+    end = time.monotonic() + (given.limit or float("inf")) - TAIL
+    if given.carry:
+        end -= borrowed.END
+        borrowed.take(given.carry, out, WORK)
     try:
         environment = _environment(given.wheels, given.fake)
         found = probe(environment)
@@ -182,27 +207,12 @@ def _run(
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     results.append(file, step="run", key=key, found=found, machine=about, started=began)
     print(f"{gpu['name']}, driver {gpu['driver']}, commit {about['commit']}; results in {out}")
-    chosen = [name for name in given.only or steps if name not in given.skip]
-    passed = set() if given.again else _passed(file, key)
-    table: list[tuple[str, str, float, str]] = []
-    for index, name in enumerate(chosen):
-        limit = min(given.step_limit, end - time.monotonic() - GRACE)
-        if name in passed:
-            table.append((name, WORDS[True], 0.0, "by an earlier run"))
-        elif limit < min(steps[name].least, given.step_limit):
-            table.append((name, LEFT, 0.0, "no time"))
-        elif table and table[-1][:2] == ("smoke", WORDS[False]):
-            table += [(later, LEFT, 0.0, "smoke has failed") for later in chosen[index:]]
-            break
-        else:
-            later = sum(steps[n].expected for n in chosen[index + 1 :] if n not in passed)
-            display.begin(name, limit, steps[name].expected, later)
-            until = time.monotonic() + limit
-            command = _command(name, file, key, environment, until, display)
-            device, count = machine.slug(gpu["name"]), len(results.records(file, key))
-            context = Context(command, out, file, key, count, device, given.fake, given.again)
-            over = until if limit < given.step_limit else float("inf")
-            table.append(_step(name, steps[name], context, over))
+    running = _Running(given, out, display, steps, environment, found, key, end)
+    try:
+        table = running.all(given.only or list(steps))
+    finally:
+        if given.carry:
+            borrowed.leave(out, WORK)
     display.line("---\n")
     for name, word, seconds, said in table:
         display.line(f"{name:10} {word:8} {seconds:7.1f} s  {said}\n")
@@ -212,49 +222,131 @@ def _run(
     return FAILED if WORDS[False] in words else UNFINISHED if LEFT in words else 0
 
 
-def _step(name: str, step: Step, context: Context, over: float) -> tuple[str, str, float, str]:
-    """Run a step and record its end: its name, the word for it, seconds, and a line about it.
+Row = tuple[str, str, float, str]  # a step, the word for its end, its seconds, and a line about it
 
-    A step that is cut at the time `over` has not failed: the whole run's time is over then.
+
+@dataclass(frozen=True)
+class _Running:
+    """The run of steps, which ends at the time `end`."""
+
+    given: argparse.Namespace
+    out: Path
+    display: Display
+    steps: Mapping[str, Step]
+    environment: dict[str, str]
+    found: dict[str, Any]
+    key: str
+    end: float
+
+    @property
+    def file(self) -> Path:
+        return self.out / "gpu-results.jsonl"
+
+    def all(self, names: Sequence[str]) -> list[Row]:
+        """Run these steps: those that are not skipped and have not passed."""
+        chosen = [name for name in names if name not in self.given.skip]
+        passed = set() if self.given.again else _passed(self.file, self.key)
+        table = [(name, WORDS[True], 0.0, "by an earlier run") for name in chosen if name in passed]
+        left = [name for name in chosen if name not in passed]
+        most = self.given.step_limit
+        plan = _plan(self.steps, left, self.end - time.monotonic(), most)
+        planned = ", ".join(f"{name} {seconds:.0f}" for name, seconds in plan.items())
+        print(f"the plan, in seconds: {planned}; in all {_clock(sum(plan.values()))}")
+        while left:
+            share = _share(self.steps, left, self.end - time.monotonic(), most)
+            name, *left = left
+            if table and table[-1][:2] == ("smoke", WORDS[False]):
+                table += [(later, LEFT, 0.0, "smoke has failed") for later in (name, *left)]
+                break
+            if share <= 0:
+                table.append((name, LEFT, 0.0, "no time"))
+                continue
+            later = sum(plan[name] for name in left)
+            self.display.begin(name, share, self.steps[name].expected, later)
+            table.append(self.one(name, share))
+        return table
+
+    def one(self, name: str, share: float) -> Row:
+        """Run a step, and record its end. One that is cut because all time is limited has not
+        failed."""
+        # An orderly end, and the kill of what has none, are in the share.
+        grace, start = min(GRACE, share / 5), time.monotonic()
+        cut = start + share - grace
+        word, said = "interrupted", ""
+        try:
+            verdict, said = self.steps[name].run(self.context(name, cut, grace))
+            word = WORDS[verdict]
+        except TimeoutError:
+            word, said = WORDS[False], "cut before its last command"
+        except Exception as error:  # the other steps go on
+            word, said = WORDS[False], f"{type(error).__name__}: {error}"
+        finally:
+            seconds = round(time.monotonic() - start, 1)
+            limited = share < self.given.step_limit
+            if word == WORDS[False] and limited and time.monotonic() >= cut:
+                word = LEFT
+            ended = {"ended": word, "seconds": seconds, "said": said}
+            results.append(self.file, step=name, key=self.key, **ended)
+        return name, word, seconds, said
+
+    def context(self, name: str, cut: float, grace: float) -> Context:
+        """What the step runs with; its commands are interrupted at the time `cut`."""
+        recorded = {results.FILE: str(self.file), results.KEY: self.key, results.STEP: name}
+
+        def command(words: Sequence[str], most: float | None = None, **variables: str) -> Done:
+            left = min(most or float("inf"), cut - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
+            everything = self.environment | recorded | variables
+            show, tick = self.display.line, self.display.tick
+            return run_process(words, left, everything, show, tick, grace)
+
+        return Context(
+            command,
+            self.out,
+            self.file,
+            self.key,
+            began=len(results.records(self.file, self.key)),
+            device=machine.slug(self.found["gpu"]["name"]),
+            fake=self.given.fake,
+            again=self.given.again,
+            without_torch=needs.without_torch(self.found),
+        )
+
+
+def _share(steps: Mapping[str, Step], names: Sequence[str], left: float, most: float) -> float:
+    """The seconds that the first of these steps may take; 0 if the time does not reach for it.
+
+    The first steps are worth most: each may take what those behind it do not need at least. One
+    that hangs may take twice what is expected, so that the others are begun, too.
     """
-    start = time.monotonic()
-    word = "interrupted"
-    said = ""
-    try:
-        verdict, said = step.run(context)
-        word = WORDS[verdict]
-    except TimeoutError:
-        word, said = WORDS[False], "cut before its last command"
-    except Exception as error:  # the other steps go on
-        word, said = WORDS[False], f"{type(error).__name__}: {error}"
-    finally:
-        seconds = round(time.monotonic() - start, 1)
-        if word == WORDS[False] and time.monotonic() >= over:
-            word = LEFT
-        ended = {"ended": word, "seconds": seconds, "said": said}
-        results.append(context.file, step=name, key=context.key, **ended)
-    return name, word, seconds, said
+    if left == float("inf"):
+        return most
+    least, *behind = (min(steps[name].least, most) for name in names)
+    if left < least / 2:  # half: the kill of a step before took longer
+        return 0.0
+    for kept in behind:  # the first of those behind for which there is time
+        if left - kept < least:
+            break
+        left -= kept
+    return min(left, 2 * steps[names[0]].expected, most)
+
+
+def _plan(
+    steps: Mapping[str, Step], names: Sequence[str], left: float, most: float
+) -> dict[str, float]:
+    """The seconds of each step, if none takes longer than expected."""
+    plan = {}
+    for index, name in enumerate(names):
+        plan[name] = min(_share(steps, names[index:], left, most), steps[name].expected)
+        left -= plan[name]
+    return plan
 
 
 def _passed(file: Path, key: str) -> set[str]:
     """The steps whose last end, of the same key, is that they passed."""
     ends = {line["step"]: line["ended"] for line in results.records(file, key) if "ended" in line}
     return {step for step, ended in ends.items() if ended == WORDS[True]}
-
-
-def _command(name: str, file: Path, key: str, environment: dict[str, str], end: float,
-             display: Display) -> Callable[..., Done]:  # fmt: skip
-    """What runs the commands of a step, which ends at the time `end`."""
-    recorded = {results.FILE: str(file), results.KEY: key, results.STEP: name}
-
-    def command(words: Sequence[str], most: float | None = None, **variables: str) -> Done:
-        left = min(most or float("inf"), end - time.monotonic())
-        if left <= 0:
-            raise TimeoutError
-        everything = environment | recorded | variables
-        return run_process(words, left, everything, display.line, display.tick)
-
-    return command
 
 
 def _environment(folder: Path, fake: bool) -> dict[str, str]:
@@ -293,8 +385,16 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
 def _probe(environment: dict[str, str]) -> dict[str, Any]:
     """What is here, as a process of its own sees it: a broken driver may hang.
 
-    That process answers in parts. One that hangs or is killed loses only the parts that follow.
+    That process answers in parts. One that hangs or is killed loses only the parts that follow. A
+    whole answer is kept until the machine is started again, or something else is installed.
     """
+    asked, file = _asked(environment), WORK / "probe.json"
+    try:
+        kept = json.loads(file.read_text())
+        if kept["asked"] == asked:
+            return dict(kept["found"])
+    except (OSError, ValueError, KeyError):
+        pass  # not asked yet
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
         said: list[str] = []
         command = [sys.executable, "-m", "tests.gpu.needs", answer.name]
@@ -306,7 +406,25 @@ def _probe(environment: dict[str, str]) -> dict[str, Any]:
     if not found:
         reason = "it hangs" if done.code is None else f"exit code {done.code}"
         raise RuntimeError(f"the GPU cannot be asked: {reason}: {''.join(said[-3:])}")
+    if found["gpu"] and needs.without_torch(found) is None:
+        file.write_text(json.dumps({"asked": asked, "found": found}))
     return found
+
+
+def _asked(environment: dict[str, str]) -> str:
+    """A digest of all that an answer depends on."""
+    paths = ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", needs.FAKE)
+    installed = sorted(f"{found.name} {found.version}" for found in metadata.distributions())
+    about = [
+        BOOT.read_text() if BOOT.exists() else str(time.time()),
+        sys.version,
+        sys.prefix,
+        [environment.get(name) for name in paths],
+        installed,
+        results.key_of(),
+        machine.commit(),
+    ]
+    return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ TELLING = re.compile(
     )
     | test_kernels\.py::test_(fold_has_the_bits_of_fallback\[linear-float16|segments|the_current
       |wires_and_levels_have_the_bits_of_fallback\[amax-stochastic-ring)
-    | test_torch_distributed\.py::test_(work | bits.*\[torch\.(float32|uint8)-ring)
+    | test_torch_distributed\.py::test_(work | the_smoke | bits.*\[torch\.(float32|uint8)-ring)
     | test_streams\.py::test_(each | nested | work | replicas.*\[4-)
     | test_suites\.py::test_(
         arrays_of_two | numbers_lists | views_on | random_numbers_are_where | the_values_of_a_gpu

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from bench import gpu
-from gpusim import fallback
+from gpusim import Reduction, Wire, collectives, fallback
 from gpusim.cuda import fold, ragged_copy, round_to
-from gpusim.cuda.launch import require_cupy
+from gpusim.cuda.launch import require_cupy, update_at
 from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments
+from tests.contract.test_schedules import FOLDS, schedule
 from tests.cuda.host_cuda.values import moderate, same
 from tests.gpu.cupy_arrays import to_device, to_host
-from tests.gpu.smoke import NARROW, ORDERS, dtype_of
+from tests.gpu.smoke import NARROW, ORDERS, WIRES, dtype_of
 
 Case = tuple[str, Callable[[], tuple[Any, np.ndarray]]]
 
@@ -83,6 +84,31 @@ def copied(row: int) -> Case:
     return f"ragged copy of rows of {row}", run
 
 
+def sent(how: Reduction) -> Case:
+    """A sum with a wire or in levels."""
+
+    def run() -> tuple[Any, np.ndarray]:
+        x = moderate((5, 777), np.float32)
+        found = collectives.psum(to_device(x), reduction=how).value
+        return found, collectives.psum(x, reduction=how).value
+
+    return f"sum, {how}", run
+
+
+def scattered(dtype: str) -> Case:
+    """Additions at repeated places."""
+
+    def run() -> tuple[Any, np.ndarray]:
+        x, values = (moderate((size,), dtype_of(dtype)) for size in (100, 900))
+        places = np.random.default_rng(6).integers(0, 50, 900)
+        found, expected = to_device(x), x.copy()
+        update_at(np.add, found, to_device(places), to_device(values))
+        np.add.at(expected, places, values)
+        return found, expected
+
+    return f"scatter of {dtype}", run
+
+
 def cases() -> Iterator[Case]:
     """Every kernel and code path, at sizes that a hundredfold slower GPU ends with."""
     every: dict[str, Any] = {"rounding": "stochastic", "accumulate": "float16", "seed": 3}
@@ -113,6 +139,15 @@ def cases() -> Iterator[Case]:
     yield rounded("float16", "stochastic")
     for row in (1, 3, 16, 256):
         yield copied(row)
+    for wire, order in zip(WIRES, ("linear", "reverse", "tree", "ring"), strict=True):
+        yield sent(Reduction(order=order, wire=wire, seed=3))
+    by_block = Reduction(order="ring", wire=Wire("float8_e4m3fn", "amax", 100))  # no whole chunks
+    yield sent(by_block)
+    yield sent(Reduction(order="tree", groups_of=2, across=by_block))
+    for dtype in ("float32", "int8", "bfloat16", "float8_e4m3fn"):
+        yield scattered(dtype)
+    for name in ("NCCL's ring", "a binary tree"):
+        yield folded((7, 5003), order=schedule(FOLDS[name]))
 
 
 def profiled(shift: int) -> None:

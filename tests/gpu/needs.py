@@ -32,11 +32,12 @@ STEPS = {
     "mpi4py": "worlds",
     "rich": "colours in speed's tables",
     "safetensors": "tests and suites of PopTorch",
-    "torch": "tests and suites with tensors; a peer in speed",
+    "torch": "torch; suites with tensors; a peer in speed",
     "jax": "a peer in speed",
     "scikit-learn": "a test of PopXL that trains on digits",
 }
 OTHERS = ("torch", "jax", "scikit-learn")  # too large for the wheels
+NO_TORCH = "torch is not installed"
 WHEELS = "make gpu-wheels, where there is a network"
 CUPY = "make gpu-env, where there is a network, or pip install 'gpusim[cuda13]'"
 
@@ -105,14 +106,29 @@ def find() -> dict[str, Any]:
 
 
 def ask_torch() -> dict[str, Any]:
-    """Whether PyTorch sees the GPU, or why it cannot be asked.
+    """Whether PyTorch sees the GPU, or why it, or gpusim on it, cannot be imported.
 
     Apart from `find`, and after it: importing it takes long, and it may be broken.
     """
     try:
-        return {"torch sees it": bool(importlib.import_module("torch").cuda.is_available())}
+        found = bool(importlib.import_module("torch").cuda.is_available())
     except Exception as error:
         return {"torch reason": _said(error)}
+    for name in ("gpusim.torch", "gpusim.torch.distributed"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            return {"torch sees it": found, "torch reason": f"{name}: {_said(error)}"}
+    return {"torch sees it": found}
+
+
+def without_torch(found: dict[str, Any]) -> str | None:
+    """Why nothing runs that needs PyTorch; None if it does."""
+    if "torch" not in found["versions"]:
+        return NO_TORCH
+    if "torch sees it" in found and "torch reason" not in found:
+        return None
+    return f"torch: {found.get('torch reason', 'its import does not end, or ends the process')}"
 
 
 def _said(error: Exception) -> str:
@@ -160,9 +176,9 @@ def missing(found: dict[str, Any]) -> list[Need]:
         for name in OTHERS
         if name not in found["versions"]
     ]
-    if found["gpu"] and "torch" in found["versions"] and "torch sees it" not in found:
-        reason = found.get("torch reason", "its import does not end, or ends the process")
-        needs.append(Need(f"torch: {reason}", STEPS["torch"], "a torch that can be imported"))
+    reason = without_torch(found)
+    if found["gpu"] and "torch" in found["versions"] and reason:
+        needs.append(Need(reason, STEPS["torch"], "a torch that can be imported"))
     if found.get("torch sees it") is False and not found["fake"]:
         needs.append(Need("a GPU for PyTorch", STEPS["torch"], "a build of PyTorch for CUDA"))
     if not found["mpirun"]:

@@ -1,13 +1,15 @@
 """python -m tests.gpu.smoke: what has to be right before anything else is worth its time.
 
-About a minute: versions, subnormals, the bits of folds, rounding and copies, maps, and a first look
-at the speed. Each finding is printed as a line of JSON as soon as it is known. A failed check does
-not stop the others. The exit code is 1 if one has failed.
+About a minute: versions, the bits of every kind of kernel, maps, tensors of PyTorch, and a first
+look at the speed; the many folds come late, as the run may be cut. Each finding is printed as a
+line of JSON as soon as it is known. A failed check does not stop the others. The exit code is 1 if
+one has failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -23,9 +25,9 @@ import numpy as np
 
 import gpusim
 from bench import gpu, machine
-from gpusim import fallback, lax
+from gpusim import Reduction, Wire, collectives, fallback, lax
 from gpusim.cuda import fold, ragged_copy, round_to
-from gpusim.cuda.launch import require_cupy
+from gpusim.cuda.launch import require_cupy, update_at
 from tests.cuda.host_cuda.values import same
 from tests.gpu.cupy_arrays import to_device, to_host
 from tests.gpu.results import record
@@ -36,12 +38,26 @@ ORDERS = ("linear", "reverse", "tree", "ring", "exact")
 ROUNDINGS = ("nearest", "stochastic")
 # A value of many chunks; more members than are loaded at once; as many as are split over blocks.
 SHAPES = ((8, 4099), (70, 333), (5000, 33))
+#: One of each kind: a dtype, scales of blocks, of rows by "ends", and random numbers.
+WIRES = (
+    Wire("bfloat16"),
+    Wire("float8_e4m3fn", "amax", 32),
+    Wire("int8", "even", "row", at="ends"),
+    Wire("float8_e5m2", "floor", rounding="stochastic"),
+)
+RANKS = 3
 LINES = 8  # of a long list of failures
 Found = dict[str, Any]
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def random_values(shape: tuple[int, ...], name: str) -> np.ndarray:
+    x = np.random.default_rng(5).normal(size=shape) * 3
+    dtype = dtype_of(name)
+    return (x + 1j * x[::-1]).astype(dtype) if dtype.kind == "c" else x.astype("f4").astype(dtype)
 
 
 def compare(what: object, compute: Callable[[], Any], expected: np.ndarray) -> str | None:
@@ -60,12 +76,20 @@ def judge(differing: Sequence[str | None]) -> Found:
     return {"ok": not wrong, "cases": len(differing), "wrong": wrong[:LINES]}
 
 
+def in_threads(run: Callable[[Any], str | None], cases: Sequence[Any]) -> Found:
+    """Each thread compiles a kernel; with one, NVRTC takes minutes."""
+    with ThreadPoolExecutor(min(14, machine.cores())) as threads:
+        return judge(list(threads.map(run, cases)))
+
+
 # --- checks -------------------------------------------------------------------------------------
 
 
 def versions() -> Found:
     """The GPU and all that takes part."""
-    return {"ok": True, **gpu.describe(require_cupy()), "python": sys.version.split()[0]}
+    cupy, python = require_cupy(), sys.version.split()[0]
+    nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+    return {"ok": True, **gpu.describe(cupy), "python": python, "nvrtc": nvrtc}
 
 
 def subnormals() -> Found:
@@ -101,13 +125,118 @@ def folds(small: bool) -> Found:
         members = [to_device(row) for row in x]
         return stacked or compare((*case, "list"), partial(fold, members, **how), expected)
 
-    # Each thread compiles a kernel; with one, NVRTC takes minutes.
-    with ThreadPoolExecutor(min(14, machine.cores())) as threads:
-        return judge(list(threads.map(run, cases[::7] if small else cases)))
+    return in_threads(run, cases[::7] if small else cases)
+
+
+def wires() -> Found:
+    """Sums of which every part is sent, by every order, and conversions to wires."""
+
+    def run(case: tuple[str, Wire, str]) -> str | None:
+        name, wire, order = case
+        x = random_values((5, 777), name)
+        sent = compare(case, lambda: gpusim.round_to(to_device(x), wire), gpusim.round_to(x, wire))
+        return sent or summed(case, x, Reduction(order=order, wire=wire, seed=3))
+
+    cases = product(("float32", "bfloat16"), WIRES, ("linear", "reverse", "tree", "ring"))
+    return in_threads(run, [*cases])
+
+
+def summed(what: object, x: np.ndarray, how: Reduction) -> str | None:
+    expected = collectives.psum(x, reduction=how).value
+    return compare(what, lambda: collectives.psum(to_device(x), reduction=how).value, expected)
+
+
+def levels() -> Found:
+    """Sums of groups' sums, with a wire in both levels, in one, and in none."""
+
+    def run(case: tuple[Wire | None, Wire | None, str]) -> str | None:
+        inner, outer, order = case
+        across = Reduction(order=order, wire=outer, seed=3)
+        how = Reduction(order=order, wire=inner, seed=3, groups_of=2, across=across)
+        return summed(case, random_values((5, 777), "float32"), how)
+
+    some = (None, WIRES[1])
+    return in_threads(run, [*product(some, some, ("linear", "tree", "ring"))])
+
+
+def exact() -> Found:
+    """Exact sums of numbers that cancel."""
+
+    def run(name: str) -> str | None:
+        x = random_values((70, 333), name)
+        x[35:] = -x[:35]
+        x[3] = 2.0**-9
+        return compare(
+            name, lambda: fold(to_device(x), order="exact"), fallback.fold(x, order="exact")
+        )
+
+    return in_threads(run, DTYPES)
+
+
+def logical() -> Found:
+    """Operators of truth, of values of every size."""
+
+    def run(case: tuple[str, str]) -> str | None:
+        name, op = case
+        x = random_values((11, 1234), name)
+        x[:, ::3] = 0
+        x[4, ::5] = 0
+        return compare(case, lambda: fold(to_device(x), op=op), fallback.fold(x, op=op))
+
+    names = ("int8", "float16", "float32", "float64", "complex64", "complex128")
+    return in_threads(run, [*product(names, ("logical_and", "logical_or"))])
+
+
+def scatter() -> Found:
+    """Additions and maxima at repeated places, in the places' order."""
+    places = np.random.default_rng(6).integers(0, 50, 900)
+
+    def run(case: tuple[str, np.ufunc]) -> str | None:
+        name, ufunc = case
+        x, values = random_values((100,), name), random_values((900,), name)
+        on_gpu, expected = to_device(x), x.copy()
+        ufunc.at(expected, places, values)
+
+        def update() -> Any:
+            update_at(ufunc, on_gpu, to_device(places), to_device(values))
+            return on_gpu
+
+        return compare((name, ufunc.__name__), update, expected)
+
+    names = ("float32", "float16", "int8", "bfloat16", "float8_e4m3fn", "complex64")
+    return in_threads(run, [*product(names, (np.add, np.maximum))])
+
+
+def torch(device: str = "cuda") -> Found:
+    """The sum of tensors of a device on simulated ranks has the bits of that on the host."""
+    try:
+        library: Any = importlib.import_module("torch")
+    except Exception as error:  # `needs` says so, too
+        return {"ok": True, "cases": 0, "not run": f"{type(error).__name__}: {error}"[:200]}
+    if device == "cuda" and not library.cuda.is_available():
+        return {"ok": True, "cases": 0, "not run": "PyTorch sees no GPU"}
+    dist: Any = importlib.import_module("torch.distributed")
+    launch = importlib.import_module("gpusim.torch.distributed").launch
+
+    def program(rank: int, where: str, dtype: Any) -> Any:
+        dist.init_process_group()
+        generator = library.Generator().manual_seed(rank)
+        x = library.randn(1000, generator=generator).to(dtype).to(where)
+        dist.all_reduce(x)
+        return x.cpu()
+
+    wrong = []
+    for dtype, order in product((library.float32, library.bfloat16), ("ring", "tree")):
+        found, expected = (
+            launch(program, RANKS, (where, dtype), reduction=order) for where in (device, "cpu")
+        )
+        equal = all(map(library.equal, found, expected))
+        wrong.append(None if equal else f"{dtype} {order}")
+    return judge(wrong)
 
 
 def rounding() -> Found:
-    """Conversions to every format."""
+    """Conversions to every format, to nearest and with random numbers."""
     x = (np.random.default_rng(2).normal(size=70_001) * 3).astype(np.float32)
     differing = []
     for name, how in product(NARROW, ROUNDINGS):
@@ -128,20 +257,21 @@ def ragged() -> Found:
 
 
 def maps() -> Found:
-    """Collectives of vmap and pmap, and additions at repeated indices."""
+    """Collectives of vmap and pmap, and writes at indices."""
     x = np.random.default_rng(4).normal(size=(6, 1000)).astype(np.float32)
 
     def exchange(v: Any) -> Any:
         return lax.psum(v * 2, "i") + lax.ppermute(v, "i", [(0, 1)]) + lax.axis_index("i")
 
-    def scatter(v: Any) -> Any:
-        return v.at[np.array([0, 2, 2])].add(1.0)
+    def written(v: Any) -> Any:
+        places = np.array([0, 2, 2])
+        return v.at[places].add(1.0).at[places].max(v[:3]).at[5:].multiply(2).at[1].set(v[0])
 
     on_gpu, vmap = to_device(x), gpusim.vmap(exchange, axis_name="i")
     return judge([
         compare("vmap", lambda: vmap(on_gpu), vmap(x)),
         compare("pmap", lambda: gpusim.pmap(exchange, "i")(on_gpu), vmap(x)),
-        compare("at add", lambda: gpusim.vmap(scatter)(on_gpu), gpusim.vmap(scatter)(x)),
+        compare("at", lambda: gpusim.vmap(written)(on_gpu), gpusim.vmap(written)(x)),
     ])  # fmt: skip
 
 
@@ -171,10 +301,16 @@ def checks(shift: int) -> dict[str, Callable[[], Found]]:
     return {
         "versions": versions,
         "subnormals": subnormals,
-        "folds": partial(folds, small=shift > 0),
         "rounding": rounding,
         "ragged copy": ragged,
         "maps": maps,
+        "scatter": scatter,
+        "logical": logical,
+        "exact": exact,
+        "wires": wires,
+        "levels": levels,
+        "torch": torch,
+        "folds": partial(folds, small=shift > 0),
         "speed": partial(speed, shift),
     }
 
@@ -182,9 +318,12 @@ def checks(shift: int) -> dict[str, Callable[[], Found]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.smoke", description=__doc__)
     parser.add_argument("--shift", type=int, default=0, help="divide sizes by 2 ** this")
+    parser.add_argument("--skip", action="append", default=[], help="leave this check out")
     given = parser.parse_args(arguments)
     began, failed = time.monotonic(), False
     for name, check in checks(given.shift).items():
+        if name in given.skip:
+            continue
         try:
             found = check()
         except Exception as error:

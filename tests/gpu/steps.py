@@ -1,6 +1,7 @@
 """The steps of `make gpu`, in the order in which they run.
 
-A step returns whether it has passed (None: it could not run here), and a line about it.
+A step returns whether it has passed (None: it could not run here), and a line about it. Each goes
+on where an earlier run of the same key was cut.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import csv
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -18,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from tests.gpu import results
+from tests.gpu import needs, results
 from tests.gpu.process import Done
 
 __all__ = ["STEPS", "Context", "Step"]
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("memcheck", "racecheck", "initcheck")
 NO_TESTS = 5  # pytest's exit code
+TORCH = re.compile(r"test_(torch\w*|streams|pea)\.py")
+NEED_TORCH = re.compile(r"test_(torch\w*|pea|poptorch|popxl_ops)\.py")
 SUITES = ("test_suites.py", "test_popxl_ops.py", "test_poptorch.py")
 WORLDS = ("test_nccl.py", "test_worlds.py")
 RECORDER, FAKE = "tests.gpu.recorder", "tests.cuda.fake_cuda"  # modules
@@ -63,7 +66,8 @@ class Context:
     - `began`: how many lines the file had when the step began.
     - `device`: the GPU's name, for files.
     - `fake`: whether the GPU is the fake one.
-    - `again`: whether tests that have passed run again.
+    - `again`: whether what has passed runs again.
+    - `without_torch`: why files that need PyTorch are left out; None if they are not.
     """
 
     command: Callable[..., Done]
@@ -74,6 +78,7 @@ class Context:
     device: str
     fake: bool
     again: bool
+    without_torch: str | None = None
 
     def module(self, *words: str, **variables: str) -> Done:
         """Run a module and its arguments, as `python -m` does."""
@@ -85,13 +90,18 @@ class Context:
         found = results.records(self.file, self.key)[self.began :]
         return [line for line in found if line["step"] == step]
 
+    def passed(self, step: str, kind: str, verdict: str, good: Any) -> set[str]:
+        """What an earlier run has passed: the names, under `kind`, of the lines whose last
+        `verdict` is `good`."""
+        lines = [] if self.again else results.records(self.file, self.key)
+        last = {x[kind]: x.get(verdict) for x in lines if x["step"] == step and kind in x}
+        return {name for name, found in last.items() if found == good}
+
 
 @dataclass(frozen=True)
 class Step:
-    """A step, the seconds that it is expected to take, and those it needs at least to be begun.
-
-    Steps of tests go on where they were cut; others begin anew, and need all of their time.
-    """
+    """A step, the seconds that it is expected to take (on an H200, with compiled kernels), and
+    those in which it finds something new."""
 
     run: Callable[[Context], Verdict]
     expected: float
@@ -99,21 +109,36 @@ class Step:
 
 
 def smoke(context: Context) -> Verdict:
-    """Bits, subnormals, formats, maps, and a first look at the speed."""
+    """The bits of each kind of kernel, maps, tensors, and a first look at the speed."""
     small = ["--shift=14"] if context.fake else []
-    done = context.module("tests.gpu.smoke", *small)
+    before = context.passed("smoke", "check", "ok", True) - {"versions"}
+    done = context.module("tests.gpu.smoke", *small, *(f"--skip={name}" for name in sorted(before)))
     lines = context.lines("smoke")
     wrong = [str(line["check"]) for line in lines if line.get("ok") is False]
     if wrong:
         return False, f"{len(wrong)} of {len(lines)} checks failed: {', '.join(wrong)}"
-    return _ended(done, f"{len(lines)} checks")
+    said = f"{len(lines)} checks"
+    return _ended(done, f"{said}, and {len(before)} passed before" if before else said)
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in (ROOT / "tests/gpu").glob("test_*.py"))
+
+
+def torch(context: Context) -> Verdict:
+    """Tensors, torch.distributed and its wrappers, streams."""
+    chosen = list(filter(TORCH.fullmatch, files()))
+    verdict, said = _pytest(context, "torch", chosen, processes=6)  # each imports PyTorch
+    if not context.without_torch:
+        return verdict, said
+    absent = context.without_torch == needs.NO_TORCH  # a broken one is a failure
+    return None if absent and verdict else False, f"{context.without_torch}; {said}"
 
 
 def tests(context: Context) -> Verdict:
-    """All of tests/gpu but for the two steps below."""
-    others = {*SUITES, *WORLDS}
-    found = sorted(path.name for path in (ROOT / "tests/gpu").glob("test_*.py"))
-    return _pytest(context, "tests", [name for name in found if name not in others])
+    """All of tests/gpu but for the other steps."""
+    others = {*filter(TORCH.fullmatch, files()), *SUITES, *WORLDS}
+    return _pytest(context, "tests", [name for name in files() if name not in others])
 
 
 def suites(context: Context) -> Verdict:
@@ -138,28 +163,19 @@ def _pytest(
     files: Sequence[str],
     *arguments: str,
     timeout: int = 120,
+    processes: int = MOST_PROCESSES,
     **variables: str,
 ) -> Verdict:
     """Run tests that have not passed yet. Each outcome is recorded by `recorder` as it comes."""
-    passed = set() if context.again else _passed(results.records(context.file, context.key), step)
-    number = min(MOST_PROCESSES, machine.cores())
+    passed = context.passed(step, "test", "outcome", "passed")
+    left_out = set(filter(NEED_TORCH.fullmatch, files)) if context.without_torch else set()
+    number = min(processes, machine.cores())
     timeout = 400 if context.fake else timeout  # the fake compiles and runs on a few cores
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"]
+    command += ["-p", "no:cacheprovider"]
     command += ["-p", "xdist.plugin", "-p", "_hypothesis_pytestplugin", "-p", RECORDER]
     command += [f"-n{number}", f"--maxprocesses={number}", "-o", f"faulthandler_timeout={timeout}"]
-    command += [
-        f"--junitxml={context.out}/gpu-{step}.xml",
-        *(f"tests/gpu/{name}" for name in files),
-    ]
+    command += [f"tests/gpu/{name}" for name in files if name not in left_out]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as before:
         before.write("\n".join(sorted(passed)))
         before.flush()
@@ -170,20 +186,14 @@ def _pytest(
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     if passed:
         said = f"{said or 'none left'}, and {len(passed)} passed before"
+    if left_out:
+        said += f"; without {', '.join(sorted(left_out))}"
     if done.code in (0, NO_TESTS) and not (passed or counts["passed"]):
         # Worlds need NCCL and mpirun, which a machine may lack.
         return None if step == "worlds" else False, f"no test ran: {said or 'none was found'}"
     if done.code == NO_TESTS:
         done = Done(0, done.seconds)
     return _ended(done, said)
-
-
-def _passed(lines: Sequence[dict[str, Any]], step: str) -> set[str]:
-    """The tests whose last outcome is that they passed."""
-    last = {
-        line["test"]: line["outcome"] for line in lines if line["step"] == step and "test" in line
-    }
-    return {test for test, outcome in last.items() if outcome == "passed"}
 
 
 def _ended(done: Done, said: str) -> Verdict:
@@ -193,11 +203,12 @@ def _ended(done: Done, said: str) -> Verdict:
 
 
 def speed(context: Context) -> Verdict:
-    """bench.gpu, which writes a file of its own after every case."""
+    """bench.gpu, which writes a file of its own after every case, and goes on with its own."""
     path = context.out / f"gpu-{context.device}.json"
     small = ["--shift=14", "--seconds=0"] if context.fake else []
-    path.unlink(missing_ok=True)
-    done = context.module("bench.gpu", f"--json={path}", *small)
+    if context.again:
+        path.unlink(missing_ok=True)
+    done = context.module("bench.gpu", f"--json={path}", f"--key={context.key}", *small)
     found = json.loads(path.read_text()) if path.exists() else {"cases": [], "targets": []}
     wrong = [case["case"] for case in found["cases"] if case["bits"] != "equal"]
     met = Counter(target["met"] for target in found["targets"])
@@ -206,43 +217,48 @@ def speed(context: Context) -> Verdict:
 
 
 def sanitizer(context: Context) -> Verdict:
-    """compute-sanitizer over some fifty launches: memory, races, uninitialised reads."""
+    """compute-sanitizer over some sixty launches: memory, races, uninitialised reads."""
+    launches, tools = ["tests.gpu.launches"], ("memcheck", "racecheck", "initcheck")
     if context.fake:  # which finds accesses outside an allocation when it is freed
-        done = context.module("tests.gpu.launches")
-        return _ended(done, "the launches alone; compute-sanitizer: not on the fake")
-    if not shutil.which("compute-sanitizer"):
+        launches, tools = [FAKE, *launches], ("launches",)
+    elif not shutil.which("compute-sanitizer"):
         return None, "compute-sanitizer: not on the path"
+    clean = context.passed("sanitizer", "tool", "code", 0)
     passed, said = True, []
-    for tool in TOOLS:
-        command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=20"]
-        # CuPy's own kernels fill arrays in ways that initcheck cannot follow.
-        command += ["--kernel-name-exclude=kernel_substring=cupy"] if tool == "initcheck" else []
-        done = context.command([*command, sys.executable, "-m", "tests.gpu.launches"], 170)
+    for tool in tools:
+        if tool in clean:
+            said.append(f"{tool} clean before")
+            continue
+        words = [] if context.fake else _sanitizing(tool)
+        done = context.command([*words, sys.executable, "-m", *launches], 170)
         passed &= done.code == 0
         said.append(f"{tool} {'clean' if done.code == 0 else f'exit code {done.code}'}")
         results.append(context.file, step="sanitizer", key=context.key, tool=tool, code=done.code)
     return passed, ", ".join(said)
 
 
+def _sanitizing(tool: str) -> list[str]:
+    command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=20"]
+    # CuPy and PyTorch ask the driver for functions that it may lack, and go on without them.
+    command += ["--report-api-errors=no"] if tool == "memcheck" else []
+    known = subprocess.run(["compute-sanitizer", "--help"], capture_output=True, text=True)
+    if tool == "memcheck" and "--ignore-getprocaddress-notfound" in known.stdout:
+        command += ["--ignore-getprocaddress-notfound"]
+    # CuPy's own kernels fill arrays in ways that initcheck cannot follow.
+    return command + ["--kernel-name-exclude=kernel_substring=cupy"] * (tool == "initcheck")
+
+
 def profile(context: Context) -> Verdict:
     """ncu over six folds: memory throughput, warps, reasons of stalls."""
     if context.fake or not shutil.which("ncu"):
         return None, f"ncu: not on the {'fake' if context.fake else 'path'}"
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "ncu.csv"
-        command = [
-            "ncu",
-            "--clock-control",
-            "none",
-            "--set",
-            "basic",
-            "--section",
-            "WarpStateStats",
-        ]
-        command += ["--page", "raw", "--csv", "--log-file", str(table)]
-        command += ["--kernel-name", "regex:^fold", sys.executable, "-m", "tests.gpu.launches"]
-        done = context.command([*command, "--profile"], 240)
-        rows = list(profiled(table.read_text(errors="replace") if table.exists() else ""))
+    table = context.out / "gpu-ncu.csv"  # all columns: what they are called may change
+    table.unlink(missing_ok=True)
+    command = ["ncu", "--clock-control", "none", "--set", "basic", "--section", "WarpStateStats"]
+    command += ["--page", "raw", "--csv", "--log-file", str(table)]
+    command += ["--kernel-name", "regex:^fold", sys.executable, "-m", "tests.gpu.launches"]
+    done = context.command([*command, "--profile"], 240)
+    rows = list(profiled(table.read_text(errors="replace") if table.exists() else ""))
     for row in rows:
         results.append(context.file, step="profile", key=context.key, **row)
     found = [row["dram %"] for row in rows if "dram %" in row]
@@ -287,13 +303,15 @@ def profiled(text: str) -> Iterator[dict[str, Any]]:
         yield found
 
 
-#: In the order of what is to be known first: wrong bits end the run, and speed comes before tools.
+#: In the order of what is to be known first: wrong bits end the run; PyTorch on a GPU is what the
+#: fake cannot show, then speed.
 STEPS = {
-    "smoke": Step(smoke, 90, 30),
-    "tests": Step(tests, 300, 60),
-    "speed": Step(speed, 240, 240),
-    "sanitizer": Step(sanitizer, 180, 180),
-    "profile": Step(profile, 60, 60),
-    "suites": Step(suites, 400, 60),
-    "worlds": Step(worlds, 180, 90),
+    "smoke": Step(smoke, 60, 30),
+    "torch": Step(torch, 60, 20),
+    "speed": Step(speed, 100, 30),
+    "tests": Step(tests, 75, 25),
+    "sanitizer": Step(sanitizer, 120, 25),
+    "profile": Step(profile, 40, 10),
+    "suites": Step(suites, 240, 25),
+    "worlds": Step(worlds, 120, 15),
 }

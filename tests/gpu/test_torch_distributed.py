@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpusim import CollectiveMismatchError
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.calls import streams
+from tests.gpu import smoke
 from tests.gpu.cupy_arrays import cupy
 
 REAL = torch.cuda.is_available()
@@ -282,3 +283,8 @@ def test_each_rank_has_a_generator_of_the_gpu() -> None:
 
     found = launch(draw, 4)
     assert found[0] == found[2] != found[1] == found[3]
+
+
+def test_the_smoke_test_compares_sums_on_ranks() -> None:
+    found = smoke.torch("cpu")  # as it does those of a GPU
+    assert found == {"ok": True, "cases": 4, "wrong": []}

@@ -3,7 +3,8 @@
 - `wheel`: a user's machine. The wheel is built and installed into a fresh environment, without
   extras, and what a user meets first runs there in an empty folder.
 - `image`: a borrowed machine with a GPU. Its image has CuPy, PyTorch and JAX; what else gpusim
-  needs comes from the folder that `make gpu-wheels` fills. `make gpu` begins there, on a fake GPU.
+  needs comes from the folder that `make gpu-wheels` fills. The page's commands for such a machine
+  run there, on a fake GPU.
 
 Both take a copy of the checkout without its repository, so that a file which is not part of it
 cannot help. pip needs its index, and the image has several gigabytes with a PyTorch for CUDA.
@@ -12,13 +13,14 @@ cannot help. pip needs its index, and the image has several gigabytes with a PyT
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,38 +63,73 @@ def wheel(tree: Path) -> None:
 
 
 def image(tree: Path) -> None:
-    """The beginning of `make gpu` with `wheels`."""
-    python = environment(WORK / "image", image_requirements(), keep=True)
+    """The commands for a borrowed machine with `wheels`; the second goes on."""
+    base, wanted = "python3.12", IMAGE
+    if subprocess.run(f"{base} --version", shell=True, capture_output=True).returncode:
+        # Older ones lack these releases.
+        base, wanted = sys.executable, IMAGE - {"jax==0.11.2", "numpy==2.5.2"} | {"jax", "numpy"}
+    python = environment(WORK / "image", sorted(wanted), keep=True, base=base)
     there = f"from importlib.util import find_spec; print(*filter(find_spec, {ABSENT}))"
-    if found := run(python, "-I", "-c", there, quiet=True).strip():
+    if found := run(python, "-I", "-c", there, quiet=True).stdout.strip():
         raise RuntimeError(f"the image has {found}, so this would prove nothing")
     run(python, "-m", "tests.gpu.wheels", cwd=tree)
-    run(python, "-m", "tests.gpu", "--fake", "--only", "smoke", cwd=tree)
+    rehearse(python, tree)
     run(python, "-c", LIGHT, cwd=tree, PYTHONPATH=str(tree / ".gpu" / "site"))
 
 
-def image_requirements() -> list[str]:
-    """The releases of CuPy and PyTorch that the tests know, any JAX and NumPy, and pytest."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    (cupy,) = (text for text in extras["checks"] if text.startswith("cupy-cuda13x=="))
-    (torch,) = (text for text in extras["test"] if text.startswith("torch=="))
-    return [cupy, torch, "jax", "numpy", "pytest"]
+def commands() -> list[str]:
+    """The commands for a borrowed machine, as the page has them."""
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    return re.findall(r"^nvidia-smi -L; .*", page, re.MULTILINE)
 
+
+def rehearse(python: Path, tree: Path) -> None:
+    """Run the commands on a fake GPU, each as on a fresh machine that gets what has come back."""
+    last, steps = (
+        tree / ".gpu" / "last",
+        {"smoke", "torch", "speed", "tests", "sanitizer", "profile", "suites", "worlds"},
+    )
+    for number, line in enumerate(commands()):
+        shutil.rmtree(tree / ".gpu" / "kept", ignore_errors=True)
+        shutil.rmtree(tree / ".gpu" / "fake-cache", ignore_errors=True)
+        last.mkdir(parents=True, exist_ok=True)
+        (last / "commit").write_text("a rehearsal\n")
+        out = Path(tempfile.mkdtemp(dir=WORK))
+        path = f"{python.parent}:{os.environ['PATH']}"
+        given = {"OUT": str(out), "PATH": path, "GPUSIM_FAKE_CUDA": "1"}
+        code = run("bash", "-c", line, cwd=tree, check=False, **given).returncode
+        if code not in (0, UNFINISHED):
+            raise RuntimeError(f"command {number + 1} ended with {code}")
+        lines = map(json.loads, (out / "gpu-results.jsonl").read_text().splitlines())
+        ended = {line["step"]: line["ended"] for line in lines if "ended" in line}
+        if not steps <= ended.keys():
+            raise RuntimeError(f"command {number + 1} began only {', '.join(ended)}")
+        if len([*out.iterdir()]) > 8:
+            raise RuntimeError(f"command {number + 1} left more files than come back")
+        for file in out.iterdir():
+            shutil.move(file, last / file.name)
+        out.rmdir()
+
+
+#: What such a machine has: packages as on the one with the H200.
+IMAGE = {"cupy-cuda13x==14.2.0", "torch==2.11.0", "jax==0.11.2", "numpy==2.5.2", "pytest"}
+UNFINISHED = 3  # the exit code of `make gpu` when its time is over
 
 MACHINES: dict[str, Callable[[Path], None]] = {"wheel": wheel, "image": image}
 
 
-def environment(folder: Path, requirements: Sequence[str], *, keep: bool = False) -> Path:
+def environment(
+    folder: Path, requirements: Sequence[str], *, keep: bool = False, base: str = sys.executable
+) -> Path:
     """Make an environment with what pip finds for these. Returns its Python.
 
-    `keep`: take the one that is there, if it was made for the same requirements and Python.
+    `keep`: take the one that is there, if it was made for the same requirements and Python, `base`.
     """
     python, stamp = folder / "bin" / "python", folder / "requirements.txt"
-    content = "\n".join([f"# {sys.version}", *requirements])
+    content = "\n".join([f"# {base}", *requirements])
     if keep and stamp.exists() and stamp.read_text() == content:
         return python
-    run(sys.executable, "-m", "venv", "--clear", str(folder))
+    run(base, "-m", "venv", "--clear", str(folder))
     run(python, *PIP, "install", *requirements)
     stamp.write_text(content)  # last, so that an interrupted one is made again
     return python
@@ -111,20 +148,19 @@ def checkout() -> Path:
     return tree
 
 
-def run(python: str | Path, *words: str, cwd: Path = WORK, quiet: bool = False,
-        **variables: str) -> str:  # fmt: skip
-    """Run a Python as on a machine of its own. Returns what it prints, if `quiet`."""
+def run(program: str | Path, *words: str, cwd: Path = WORK, quiet: bool = False,
+        check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run a program as on a machine of its own. What it prints is returned if `quiet`."""
     theirs = {name: text for name, text in os.environ.items() if not name.startswith(OURS)}
-    done = subprocess.run(
-        [python, *words],
+    return subprocess.run(
+        [program, *words],
         cwd=cwd,
         env={**theirs, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if quiet else None,
         text=True,
-        check=True,
+        check=check,
     )
-    return done.stdout or ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

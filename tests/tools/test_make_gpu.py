@@ -17,14 +17,18 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpusim.cuda import templates
 from tests.cuda import fake_cuda
-from tests.gpu import needs, process, wheels
+from tests.gpu import __main__ as main
+from tests.gpu import needs, process, recorder, results, wheels
 from tests.gpu.process import Done
-from tests.gpu.steps import STEPS, Context
+from tests.gpu.steps import NEED_TORCH, STEPS, Context
+from tests.machines.__main__ import commands
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, until
 
@@ -77,6 +81,7 @@ for text in os.environ["STEPS"].split("|||"):
     name, _, code = text.partition(":::")
     NAMES[code] = name
     steps[name] = step(code)
+command.WORK = Path(os.environ.get("WORK", command.WORK))
 raise SystemExit(command.main(sys.argv[1:], steps, probe))
 """
 RECORD = "from tests.gpu.results import record; record(n={})\n"
@@ -177,17 +182,38 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
     assert code == 0 and re.search(r"first +passed .*by an earlier run", said)
 
 
-def test_the_limit_of_all_steps_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+def test_a_step_that_hangs_leaves_time_for_those_behind_it(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hanging = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))\n" + HANG
     steps = {"first": "", "second": hanging, "third": ""}
-    # 15 of the seconds are kept for an orderly end.
     code, said = run(tmp_path, steps, "--limit=19", HANGS=str(pid))
     assert code == 3, said
-    assert re.search(r"first +passed(?s:.)*second +left(?s:.)*third +left", said)
+    assert re.search(r"the plan, in seconds: first 1, second 1, third 1; in all 0:03", said)
+    assert re.search(r"first +passed(?s:.)*second +left(?s:.)*third +passed", said)
     assert "run it again" in said
     code, said = run(tmp_path, steps | {"second": ""})
-    assert code == 0 and said.count("by an earlier run") == 1
+    assert code == 0 and said.count("by an earlier run") == 2
+
+
+@pytest.mark.parametrize("limit", [30, 60, 120, 180, 250, 400, 540, 900, 2000])
+@pytest.mark.parametrize("spent", [0.0, 0.5, 1.0])
+def test_a_limit_is_shared_by_value(limit: int, spent: float) -> None:
+    """Whatever part of its share each step takes."""
+    left, begun, shares = float(limit), [], []
+    for index in range(len(STEPS)):
+        share = main._share(STEPS, list(STEPS)[index:], left, 540.0)
+        if share:
+            begun.append(list(STEPS)[index])
+            shares.append(share)
+        assert share <= left
+        left -= share * spent
+    assert begun[0] == "smoke"
+    if limit >= sum(step.least for step in STEPS.values()):
+        assert begun == list(STEPS)
+        assert all(s >= STEPS[name].least for s, name in zip(shares, begun, strict=True))
+    plan = main._plan(STEPS, list(STEPS), limit, 540.0)
+    assert sum(plan.values()) <= limit and list(plan) == list(STEPS)
+    assert main._share(STEPS, list(STEPS), float("inf"), 540.0) == 540
 
 
 def test_wrong_bits_end_everything(tmp_path: Path) -> None:
@@ -330,6 +356,50 @@ def test_a_torch_that_is_broken_costs_its_tests_only(
     assert f"{needs.STEPS['torch']}\n  - torch: {reason}" in done.stdout
 
 
+def test_gpusim_that_pytorch_breaks_is_a_finding_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def importing(name: str) -> Any:
+        if name == "gpusim.torch":
+            raise RuntimeError("there's already a kernel\nof nll_loss")
+        return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+
+    monkeypatch.setattr(needs.importlib, "import_module", importing)
+    found = needs.ask_torch()
+    said = "gpusim.torch: RuntimeError: there's already a kernel"
+    assert found == {"torch sees it": True, "torch reason": said}
+    there = {"versions": {"torch": "2.11"}, **found}
+    assert needs.without_torch(there) == f"torch: {said}"
+    assert needs.without_torch({**there, "versions": {}}) == needs.NO_TORCH
+
+
+def test_what_is_here_is_asked_once_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    answer: dict[str, Any] = {"gpu": {"name": "A"}, "versions": {"torch": "2"}}
+
+    def probe(words: Sequence[str], *_: Any) -> Done:
+        asked.append(words)
+        Path(words[-1]).write_text(json.dumps(answer) + "\n")
+        return Done(0, 0.0)
+
+    monkeypatch.setattr(main, "run_process", probe)
+    monkeypatch.setattr(main, "WORK", tmp_path)
+    monkeypatch.setattr(main, "BOOT", tmp_path / "boot_id")
+    main.BOOT.write_text("1")
+    for _ in range(2):  # PyTorch has not answered: it may be mended
+        assert main._probe({}) == answer
+    assert len(asked) == 2
+    answer["torch sees it"] = True
+    assert main._probe({}) == main._probe({}) == answer
+    assert len(asked) == 3
+    main._probe({"PYTHONPATH": "elsewhere"})
+    main.BOOT.write_text("2")
+    main._probe({})
+    assert len(asked) == 5
+
+
 def test_packages_that_are_too_old_are_named() -> None:
     found = needs.find()
     found["versions"]["optree"] = "0.1"
@@ -408,6 +478,18 @@ def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_pa
     assert found.keys() == {"test_b", "test_c"} and found["test_c"][0] == "failed"
 
 
+def test_a_third_of_the_tests_comes_first_and_says_something_of_every_file() -> None:
+    items = [SimpleNamespace(nodeid=f"test_{f}.py::test[{n}]") for f in "abc" for n in range(40)]
+    sorted_items = items.copy()
+    recorder.pytest_collection_modifyitems(SimpleNamespace(), sorted_items)  # type: ignore[arg-type]
+    first = [item.nodeid for item in sorted_items[:30]]
+    assert {name[5] for name in first} == {*"abc"} and first == sorted(first, key=first.index)
+    assert {*map(id, items)} == {*map(id, sorted_items)}
+    places = [items.index(item) for item in sorted_items]
+    (cut,) = (n for n in range(1, 120) if places[n] < places[n - 1])  # both parts keep the order
+    assert 25 < cut < 55
+
+
 def tool(patch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
     """A program of this name, first on the path."""
     patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -427,20 +509,50 @@ def context(tmp_path: Path, *, fake: bool = False) -> Context:
     return Context(run, tmp_path, file, "k", 0, "gpu", fake, again=False)
 
 
-def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(
+def test_the_sanitizer_runs_three_tools_and_those_that_were_not_clean_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Over launches without the pool."""
+    calls = tmp_path / "calls"
     tool(
         monkeypatch,
         tmp_path,
         "compute-sanitizer",
-        "import sys; raise SystemExit(9 if '--tool=racecheck' in sys.argv else\n"
+        "import sys\n"
+        "if '--help' in sys.argv:\n"
+        "    raise SystemExit(print('  --ignore-getprocaddress-notfound  ...'))\n"
+        f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+        "raise SystemExit(9 if '--tool=racecheck' in sys.argv else\n"
         "    sys.argv[-3:] != [sys.executable, '-m', 'tests.gpu.launches'])",
     )
     verdict = STEPS["sanitizer"].run(context(tmp_path))
     assert verdict == (False, "memcheck clean, racecheck exit code 9, initcheck clean")
     codes = {line["tool"]: line["code"] for line in recorded(tmp_path)}
     assert codes == {"memcheck": 0, "racecheck": 9, "initcheck": 0}
+    memcheck, *others = calls.read_text().splitlines()
+    for option in ("--report-api-errors=no", "--ignore-getprocaddress-notfound"):
+        assert option in memcheck and not any(option in words for words in others)
+    verdict = STEPS["sanitizer"].run(context(tmp_path))
+    assert verdict[1] == "memcheck clean before, racecheck exit code 9, initcheck clean before"
+    assert len(calls.read_text().splitlines()) == 4
+
+
+def test_checks_of_the_smoke_test_that_have_passed_are_skipped(tmp_path: Path) -> None:
+    asked: list[Sequence[str]] = []
+
+    def note(words: Sequence[str], **variables: str) -> Done:
+        asked.append(words)
+        for name, ok in (("versions", True), ("folds", True), ("wires", False)):
+            if f"--skip={name}" not in words:
+                line = {"step": "smoke", "key": "k", "check": name, "ok": ok}
+                results.append(tmp_path / "gpu-results.jsonl", **line)
+        return Done(1, 0.0)
+
+    given = dataclasses.replace(context(tmp_path), command=note)
+    assert STEPS["smoke"].run(given) == (False, "1 of 3 checks failed: wires")
+    given = dataclasses.replace(given, began=3)
+    assert STEPS["smoke"].run(given) == (False, "1 of 2 checks failed: wires")
+    assert [word for word in asked[1] if "skip" in word] == ["--skip=folds"]
 
 
 def test_the_profilers_table_is_part_of_the_results(
@@ -469,6 +581,7 @@ def test_the_profilers_table_is_part_of_the_results(
     (line,) = recorded(tmp_path)
     assert line["time"] == 1040.5 and line["time unit"] == "us" and line["registers"] == 78
     assert list(line["stalls"].items())[:2] == [("long_scoreboard", 12.1), ("wait", 0.5)]
+    assert (tmp_path / "gpu-ncu.csv").read_text() == table
 
 
 def test_tools_that_are_missing_are_named_as_not_run(
@@ -498,59 +611,114 @@ def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
         words.extend(command)
         return Done(0, 0.0)
 
-    for step in ("tests", "suites", "worlds"):
+    for step in ("torch", "tests", "suites", "worlds"):
         words: list[str] = []
         given = dataclasses.replace(context(tmp_path), command=functools.partial(note, words))
         verdict, said = STEPS[step].run(given)
         assert "no test ran" in said  # though pytest has not failed
         assert verdict is (None if step == "worlds" else False)
         asked[step] = {Path(word).name for word in words if word.startswith("tests/gpu/")}
-        assert f"--junitxml={tmp_path}/gpu-{step}.xml" in words
     everything = {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
     assert set().union(*asked.values()) == everything
     assert sum(map(len, asked.values())) == len(everything)
-    assert next(iter(STEPS)) == "smoke" and list(STEPS)[-1] == "worlds"
+    order = ["smoke", "torch", "speed", "tests", "sanitizer", "profile", "suites", "worlds"]
+    assert list(STEPS) == order
+    page = (ROOT / "docs" / "cuda.md").read_text().partition("| step | runs |")[2]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == order
 
 
-def test_the_command_for_a_borrowed_machine_is_short_and_goes_on(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "contributing.md").read_text()
-    (block,) = re.findall(r"```sh\n(mkdir -p .gpu/cache.*?)```", page, re.DOTALL)
-    assert len(block) <= 2000
-    subprocess.run(["bash", "-n"], input=block, text=True, check=True)
-    assert 0 < int(re.search(r"--limit (\d+)", block)[1]) < 600  # type: ignore[index]
+def test_files_that_need_a_broken_pytorch_are_left_out(tmp_path: Path) -> None:
+    words: list[str] = []
 
-    # On a machine that stays, and on another one that gets what has come back, it goes on.
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python3"
-    python.write_text(
-        "#!/bin/sh\necho run >> $OUT/gpu-results.jsonl\nmkdir -p .gpu/cache/gpusim\n"
-        "echo kernel >> .gpu/cache/gpusim/kernel\nexit 3\n"
+    def note(command: Sequence[str], **variables: str) -> Done:
+        words.extend(command)
+        line = {"step": "torch", "key": "k", "test": "a", "outcome": "passed"}
+        results.append(tmp_path / "gpu-results.jsonl", **line)
+        return Done(0, 0.0)
+
+    for reason, verdict in (("torch: it is broken", False), (needs.NO_TORCH, None)):
+        given = dataclasses.replace(context(tmp_path), command=note, without_torch=reason)
+        found, said = STEPS["torch"].run(dataclasses.replace(given, again=True))
+        assert found is verdict
+        assert re.match(rf"{reason}; \d passed; without test_pea.py, test_torch.py", said)
+    assert {Path(word).name for word in words if word.startswith("tests/gpu/")} == {
+        "test_streams.py"
+    }
+    for path in (ROOT / "tests/gpu").glob("test_*.py"):  # the others do not import it
+        if not NEED_TORCH.fullmatch(path.name):
+            assert not re.search(r"^(import|from) torch\b", path.read_text(), re.MULTILINE)
+
+
+def test_the_commands_for_a_borrowed_machine_are_short() -> None:
+    """`make test-machines ARGS=image` runs them."""
+    first, second = commands()
+    for line in (first, second):
+        assert len(line) <= 2000
+        subprocess.run(["bash", "-n"], input=line, text=True, check=True)
+    limits = [int(re.search(r"--limit (\d+)", line)[1]) for line in (first, second)]  # type: ignore[index]
+    assert limits == [250, 540]
+
+
+def test_a_borrowed_machine_goes_on_and_leaves_what_another_one_needs(tmp_path: Path) -> None:
+    """On a machine that stays, and on another one that gets what has come back."""
+    compiles = (
+        "import os; from pathlib import Path\n"
+        "folder = Path(os.environ['GPUSIM_CACHE_DIR']); folder.mkdir(exist_ok=True)\n"
+        "open(folder / 'kernel', 'a').write('kernel ')\n"
+        "from tests.gpu.results import record; record(commit=os.environ['GPUSIM_COMMIT'])"
     )
-    python.chmod(0o755)
-    path = f"{python.parent}:{os.environ['PATH']}"
-
-    def send(machine: Path) -> Path:
-        machine.joinpath(".gpu", "last").mkdir(parents=True, exist_ok=True)
-        for file in last.iterdir():
-            shutil.copy(file, machine / ".gpu" / "last")
-            (machine / ".gpu" / "last" / file.name).chmod(0o444)
-        out = Path(tempfile.mkdtemp(dir=tmp_path))
-        environment = {**os.environ, "OUT": str(out), "PATH": path}
-        done = subprocess.run(["bash", "-c", block], cwd=machine, env=environment, check=False)
-        assert done.returncode == 3
-        assert {file.name for file in out.iterdir()} == {"gpu-results.jsonl", "kernels.txz"}
-        shutil.rmtree(machine / ".gpu" / "last")
-        return out
-
     last = tmp_path / "last"
     last.mkdir()
     (last / "commit").write_text("v1\n")
+    machine = tmp_path / "first"
+
+    def send(machine: Path, steps: dict[str, str]) -> tuple[str, Path]:
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        for file in last.iterdir():
+            file.chmod(0o444)
+        code, said = run(out, steps, f"--carry={last}", "--again", WORK=str(machine))
+        assert code == 0, said
+        assert {f.name for f in out.iterdir()} == {
+            "gpu-log.txt", "gpu-results.jsonl", "kernels.txz",
+        }  # fmt: skip
+        return said, out
+
     for count in (1, 2):
-        out = send(tmp_path / "first")
-        assert (out / "gpu-results.jsonl").read_text() == "run\n" * count
+        _, out = send(machine, {"step": compiles})
+        found = [line for line in recorded(out) if "commit" in line]
+        assert [line["commit"] for line in found] == ["v1"] * count
     for file in out.iterdir():
-        shutil.copy(file, last)
-    out = send(tmp_path / "second")
-    assert (out / "gpu-results.jsonl").read_text() == "run\n" * 3
-    kernels = tmp_path / "second" / ".gpu" / "cache" / "gpusim" / "kernel"
-    assert kernels.read_text() == "kernel\n" * 3
+        shutil.copyfile(file, last / file.name)
+    _, out = send(tmp_path / "second", {"step": compiles})
+    assert len([line for line in recorded(out) if "commit" in line]) == 3
+    kernel = tmp_path / "second" / "cache" / "gpusim" / "kernel"
+    assert kernel.read_text() == "kernel " * 3
+    (last / "kernels.txz").chmod(0o644)
+    (last / "kernels.txz").write_bytes((last / "kernels.txz").read_bytes()[:99])
+    said, _ = send(tmp_path / "third", {"step": compiles})
+    assert "kernels.txz is not used" in said
+
+
+def test_kernels_are_compiled_ahead_once(tmp_path: Path) -> None:
+    """With NVRTC, where it is; no GPU is asked."""
+    folder = tmp_path / "cache" / "gpusim"
+    folder.parent.mkdir(mode=0o700)
+    where = {**os.environ, "GPUSIM_CACHE_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    where.pop(needs.FAKE, None)
+    words = [sys.executable, "-m", "tests.gpu.kernels", "sm_90", "--only=logical<1"]
+    said, made = [], []
+    for _ in range(2):
+        done = subprocess.run(words, cwd=ROOT, env=where, capture_output=True, text=True)
+        if "needs CuPy with NVRTC" in done.stderr:
+            pytest.skip("needs CuPy with NVRTC")
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        shutil.rmtree(tmp_path / "cache")  # the second run takes what was packed
+    assert "sm_90: 1 kernels, 0 are there" in said[0] and "1 are there" in said[1]
+    assert made[0] == made[1] and len(made[0]) == 1
+
+
+def test_the_page_tells_how_many_kernels_there_are() -> None:
+    every = {kernel for unit in templates.units().values() for kernel in unit}
+    assert f"of all {len(every)}." in (ROOT / "docs" / "cuda.md").read_text()

@@ -6,11 +6,13 @@ driver and NVRTC below it are Python and g++. Every launch is executed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
 import sys
+from importlib import metadata
 from typing import Any
 
 from . import compiler
@@ -46,6 +48,7 @@ def install() -> None:
         return
     if "cupy" in sys.modules:
         raise RuntimeError("CuPy is imported already: install the fake CUDA before")
+    _load_pytorch_for_cuda()
     # What is kept on disk is apart from that of GPUs. CuPy compiles its own kernels, not cub's.
     os.environ["CUPY_CACHE_DIR"] = str(compiler.folder() / "kernels")
     # gpusim's does not know which compiler says that it is NVRTC 13.0.
@@ -85,6 +88,14 @@ def install() -> None:
 
     libraries.install()
     nccl.install()
+
+
+def _load_pytorch_for_cuda() -> None:
+    """PyTorch's CUDA libraries have to be there first: the fake's have the same names."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        metadata.version("nvidia-cublas")
+        with contextlib.suppress(Exception):  # it is missing or broken, which others say
+            importlib.import_module("torch")
 
 
 class _Found:

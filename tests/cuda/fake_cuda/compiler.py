@@ -34,7 +34,7 @@ if shutil.which("ld.gold"):
 MAGIC = b"fake cubin\0"
 IGNORED = re.compile(
     r"--?(arch=|gpu-architecture=|std=|fmad=|prec-div=|prec-sqrt=|ftz=|use_fast_math$"
-    r"|device-as-default-execution-space$|extra-device-vectorization$)"
+    r"|no-cache$|device-as-default-execution-space$|extra-device-vectorization$)"
 )
 BARRIER = re.compile(r"__sync|__shfl|__all_sync|this_thread_block")
 
