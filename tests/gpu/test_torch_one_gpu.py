@@ -75,6 +75,8 @@ def test_tensors_have_the_numbers_that_a_script_gives() -> None:
         assert layer.weight.grad is not None and layer.weight.grad.device == mine
         name = torch.cuda.get_device_name(other)
         assert name == torch.cuda.get_device_name(mine)
+        assert torch.cuda.current_stream(mine) == torch.cuda.current_stream(mine)
+        assert not isinstance(mine, torch.cuda.device)
         torch.cuda.synchronize(other)
         stream = torch.cuda.Stream(device=mine if REAL else None)
         with torch.cuda.stream(stream):

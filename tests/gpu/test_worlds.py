@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import gpusim
-from tests.gpu.cupy_arrays import AS_MODULE, FAKE, cupy
-from tests.oracles.machine_time import PATIENCE
+from tests.gpu.cupy_arrays import AS_MODULE, cupy
 from tests.worlds import everything
 from tests.worlds.test_world import start
 
@@ -21,8 +20,7 @@ def test_instances_on_gpus_give_the_bits_of_one_process(
     if not cupy.cuda.nccl.available:
         pytest.skip("needs NCCL")
     module = (*AS_MODULE, "tests.worlds.on_gpus")
-    patience = 900.0 if FAKE else PATIENCE  # g++ takes its time
-    done = start(instances, *module, str(replicas), str(tmp_path), patience=patience)
+    done = start(instances, *module, str(replicas), str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     parts = [np.load(tmp_path / f"{instance}.npz") for instance in range(instances)]
     expected = everything.run(gpusim.World([replicas]))

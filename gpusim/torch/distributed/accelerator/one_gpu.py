@@ -342,19 +342,33 @@ def _tells(name: str, frames: int) -> bool:
 
 
 def _answered(genuine: Any, name: str) -> Any:
-    """A function that answers a rank by `ANSWERS`, and all others as it does."""
+    """A function or class that answers a rank by `ANSWERS`, and all others as it does."""
     answer, last = ANSWERS[name], name.rpartition(".")[2]
 
-    @functools.wraps(genuine, updated=())
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def serve(args: Any, kwargs: Any) -> Any:
         mode = current()
         if mode is None:
             return genuine(*args, **kwargs)
-        if _tells(last, 1):
+        if _tells(last, 2):
             return answer(mode, *args, **kwargs)
         if last == "device" and args:  # of torch.cuda.Stream, which has a script's argument
             return genuine(mode.real(args[0]))
         return genuine(*args, **kwargs)
+
+    if inspect.isclass(genuine):
+
+        class Kind(type):
+            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+                return serve(args, kwargs)
+
+            def __instancecheck__(cls, value: Any) -> bool:  # which torch asks
+                return isinstance(value, genuine)
+
+        return Kind(last, (), {"__doc__": genuine.__doc__, "__module__": genuine.__module__})
+
+    @functools.wraps(genuine)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return serve(args, kwargs)
 
     return function
 
