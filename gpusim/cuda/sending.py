@@ -52,7 +52,7 @@ DYNAMIC_BYTES = SHARED_BYTES - 512  # machine.cu has some of its own
 
 
 class Task(NamedTuple):
-    """What a launch does.
+    """The work of one launch.
 
     **Attributes**:
 

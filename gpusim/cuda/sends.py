@@ -248,6 +248,7 @@ class DeviceLevel(Level):
         fold = Fold(None, spec, row=self.row)
         return DeviceLevel(self.device, fold, self.call, self.number + 1, first)
 
+    # DeviceRun has a run's interface, and holds its totals on the device.
     def run(self, spec: FoldSpec, rows: Rows, places: Places) -> DeviceRun:  # type: ignore[override]
         return DeviceRun(self, spec, rows, places)
 

@@ -40,6 +40,15 @@ class Counted(SimpleNamespace):
 counts = Counted(launches=0, uploads=0, downloads=0, lacking=[])
 
 
+def _names_elements(index: Any) -> bool:
+    """Whether an index of NumPy's has arrays of integers, which may name an element twice."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return any(
+        isinstance(entry, (list, np.ndarray)) and np.asarray(entry).dtype.kind in "iu"
+        for entry in entries
+    )
+
+
 class Flags:
     """CuPy's flags."""
 
@@ -148,7 +157,12 @@ class DeviceArray:
         _check_dtypes((self, value))
         streams.launched((self, value, *_in_index(index)), (self,))
         counts.launches += 1
-        self._host[_index(index)] = _host(value, "an assigned value")
+        host, place = _host(value, "an assigned value"), _index(index)
+        self._host[place] = host
+        if _names_elements(place) and np.ndim(host):  # a GPU writes in any order: now backwards
+            numbers = np.arange(self.size).reshape(self.shape)[place]
+            backwards = np.broadcast_to(host, numbers.shape).reshape(-1)[::-1]
+            self._host[np.unravel_index(numbers.reshape(-1)[::-1], self.shape)] = backwards
 
     # NumPy's protocols, answered as CuPy answers them.
 

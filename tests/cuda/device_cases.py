@@ -3,6 +3,7 @@ Each module that imports these tests has a fixture `library`."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,39 @@ def test_writes_change_the_replicas_that_take_the_branch(library: Library, predi
         found = run(f, axis_name="i")(library.to_device(X), library.to_device(N))
         for a, b in zip(found, expected, strict=True):
             same(library.to_host(a), b)
+
+
+WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "x.at[i].set": lambda x, i, v: gpusim.at(x)[i].set(v),
+    "x.at[:, i].set": lambda x, i, v: gpusim.at(x)[:, i % 2].set(v[:, 0]),
+    "x[i] = v": lambda x, i, v: operator.setitem(x, i, v),
+    "x[i, i] = v": lambda x, i, v: operator.setitem(x, (i, i % 2), v[:, 0]),
+    "x.T[:, i] = v": lambda x, i, v: operator.setitem(x.T, (slice(None), i), v.T),
+    "x[i] = v of more axes": lambda x, i, v: operator.setitem(x, i, v[None, None]),
+    "put": lambda x, i, v: np.put(x, i, v),
+    "put clipped": lambda x, i, v: np.put(x, 4 * i, v[0], mode="clip"),
+    "put_along_axis": lambda x, i, v: np.put_along_axis(x, i[:, None], v[:, :1], 0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", WRITES)
+def test_the_last_of_values_for_one_element_stays(library: Library, name: str, dtype: str) -> None:
+    # Of the first replica 200 values go to three rows, of the second to one.
+    rows = np.random.default_rng(0).integers(0, 3, (2, 200)) * [[1], [0]]
+    x = np.zeros((2, 3, 2)).astype(dtype)
+    values = np.arange(800).reshape(2, 200, 2).astype(dtype)
+
+    def f(x: Any, i: Any, v: Any) -> Any:
+        x = x.copy()
+        changed = WRITES[name](x, i, v)
+        return x if changed is None else changed
+
+    expected = gpusim.vmap(f)(x, rows, values)
+    # In pmap a replica's arrays are the library's own, and so are their assignments.
+    for run in (gpusim.vmap, gpusim.pmap) if "at[" in name else (gpusim.vmap,):
+        found = run(f)(*map(library.to_device, (x, rows, values)))
+        same(library.to_host(found), expected)
 
 
 def test_arrays_of_two_libraries_are_a_type_error(library: Library) -> None:

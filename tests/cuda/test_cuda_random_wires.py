@@ -22,7 +22,7 @@ from tests.oracles.budget import budget, seeds
 
 BLOCKS: list[Any] = [None, "row", 1, 2, 3, 4, 7, 16, 31, 32, 33, 64, 100, 128, 300, 1000]
 LENGTHS = [1, 3, 5, 7, 8, 16, 32, 33, 64, 100]
-#: Devices that are kept busy by no threads, and by some: as nobody else's, whose plans are kept.
+#: Threads that fill a device. 0 is HostDevice's own number, whose plans other tests keep too.
 BUSY = [0, 512 * 67, 512 * 2039]
 LONG_BLOCK = 40  # chunks of a block that many thread blocks share
 

@@ -41,7 +41,7 @@ FAILED, WRONG_ARGUMENTS, UNFINISHED, INTERRUPTED = 1, 2, 3, 130  # exit codes
 
 
 class Display:
-    """What is printed: the lines of the steps, and how far they are.
+    """The output: lines of the steps, and how far they are.
 
     On a terminal the last line tells the time; else a line does after half a minute of silence.
     """

@@ -1,4 +1,4 @@
-"""What goes to a borrowed machine and comes back from it: results, and compiled kernels.
+"""Results and compiled kernels, on their way to a borrowed machine and back.
 
 `make gpu ARGS='--carry .gpu/last'` begins with what is in that folder, and leaves in the folder of
 the results what the next run, perhaps on another machine, begins with.

@@ -55,7 +55,7 @@ Verdict = tuple[bool | None, str]
 
 @dataclass(frozen=True)
 class Context:
-    """What a step runs with.
+    """The surroundings of a step: its commands, results and device.
 
     **Attributes**:
 
@@ -86,13 +86,13 @@ class Context:
         return self.command([sys.executable, "-m", *fake, *words], **variables)
 
     def lines(self, step: str) -> list[dict[str, Any]]:
-        """What was recorded since this step began."""
+        """The lines that were recorded since this step began."""
         found = results.records(self.file, self.key)[self.began :]
         return [line for line in found if line["step"] == step]
 
     def passed(self, step: str, kind: str, verdict: str, good: Any) -> set[str]:
-        """What an earlier run has passed: the names, under `kind`, of the lines whose last
-        `verdict` is `good`."""
+        """The names, under `kind`, of what an earlier run has passed: whose last `verdict` is
+        `good`."""
         lines = [] if self.again else results.records(self.file, self.key)
         last = {x[kind]: x.get(verdict) for x in lines if x["step"] == step and kind in x}
         return {name for name, found in last.items() if found == good}

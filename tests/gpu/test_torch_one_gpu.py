@@ -230,6 +230,9 @@ def test_examples_run_unmodified(
         assert code == 0, out.err
         found[device] = losses(out.out)
     assert found["cuda"]
+    if REAL and name == "fsdp2":  # draws its weights on the GPU, whose generator is another
+        assert found["cuda"][-1] < found["cuda"][0]
+        return
     head = 3 if REAL else None  # later steps drift apart: other roundings
     assert found["cuda"][:head] == pytest.approx(found["cpu"][:head], rel=0.01 * REAL)
 

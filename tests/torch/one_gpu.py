@@ -6,11 +6,13 @@ GPU, which refuses every number but 0 and knows nothing of the layer above.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from gpusim.torch.distributed import launching, private
@@ -18,13 +20,17 @@ from gpusim.torch.distributed.accelerator import (
     OneGpu,
     cpu_as_accelerator,
     devices,
+    one_gpu,
     one_gpu_as_many,
     simulated_gpus,
 )
+from gpusim.torch.distributed.accelerator.replacing import rewriting
 from gpusim.torch.distributed.own.seeds import seeds_of
 from gpusim.torch.distributed.runners.threads import Launch
 
 __all__ = ["machine_with_one_gpu"]
+
+DDP = inspect.signature(DistributedDataParallel.__init__)
 
 
 @contextmanager
@@ -37,8 +43,21 @@ def _both(*blocks: AbstractContextManager[Any]) -> Iterator[None]:
 
 @contextmanager
 def _gpus() -> Iterator[None]:
-    with cpu_as_accelerator(), one_gpu_as_many():  # the second finds the names of the first
-        yield
+    """Both layers; the upper one finds the names of the lower one.
+
+    In between DDP gets GPU 0, all that there is below. It is told numbers, and a GPU would not
+    mind them.
+    """
+    with cpu_as_accelerator():
+        init = rewriting(
+            DistributedDataParallel.__init__, DDP, {"device_ids": _first}, one_gpu.current
+        )
+        with mock.patch.object(DistributedDataParallel, "__init__", init), one_gpu_as_many():
+            yield
+
+
+def _first(mode: OneGpu, devices: Any) -> Any:
+    return None if devices is None else [mode.real(device) for device in devices]
 
 
 @contextmanager

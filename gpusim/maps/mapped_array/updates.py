@@ -115,7 +115,7 @@ class Indexed:
         array([[0, 1, 7],
                [3, 4, 8]])
         """
-        return _changed(self._x, self._index, (value,), _assign)
+        return _changed(self._x, self._index, (value,), assign_at)
 
     def add(self, value: Any) -> Any:
         """The copy with ``x[index] += value``, in which repeated elements add up, as in np.add.at.
@@ -198,8 +198,34 @@ class Indexed:
         return _changed(self._x, self._index, (value,), _accumulating(ufunc))
 
 
-def _assign(x: Array, index: Any, value: Any) -> None:
-    as_bits(x)[index] = as_bits(value)
+def assign_at(x: Array, index: Any, value: Any) -> None:
+    """``x[index] = value``, on a GPU too with the last value of an element named more than once.
+
+    CuPy's assignment keeps any of them. `value` has the dtype and the library of `x`.
+    """
+    x, value = as_bits(x), as_bits(value)
+    if not on_device(x) or not value.ndim or not _may_repeat(as_tuple(index)):
+        x[index] = value
+        return
+    numbers = np.arange(x.size, dtype=np.int64, like=x).reshape(x.shape)[index]
+    surplus = max(value.ndim - numbers.ndim, 0)
+    value = value.reshape(value.shape[surplus:]) if surplus else value
+    values = np.broadcast_to(value, numbers.shape)
+    turns = np.arange(numbers.size, dtype=np.int64, like=x).reshape(numbers.shape)
+    last = np.zeros(x.size, np.int64, like=x)
+    np.maximum.at(last, numbers, turns)
+    x[index] = values.reshape(-1)[last[numbers]]  # all that go to one element are the same
+
+
+def _may_repeat(index: tuple[Any, ...]) -> bool:
+    """Whether an index can name an element twice: whether it has arrays that are not masks."""
+    arrays = (
+        entry for entry in index if isinstance(entry, (list, tuple)) or hasattr(entry, "ndim")
+    )
+    return any(
+        isinstance(entry, (list, tuple)) or (entry.ndim > 0 and entry.dtype != np.bool_)
+        for entry in arrays
+    )
 
 
 ROUNDED_ONCE = frozenset(
@@ -237,12 +263,17 @@ def _check_dtype(ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
         ufunc(*[one] * ufunc.nin, out=one)
 
 
+_INTEGERS = ("int32", "uint32", "int64", "uint64")
+ATOMIC: dict[np.ufunc, tuple[str, ...]] = dict.fromkeys((np.add, np.maximum, np.minimum), _INTEGERS)
+"""Updates by a GPU's atomic operations whose order does not matter, and their dtypes."""
+
+
 def update_at(ufunc: np.ufunc, x: Array, index: Any, *values: Any) -> None:
     """``ufunc.at(x, index, *values)`` for a C-contiguous `x`, with NumPy's bits on a GPU too.
 
-    CuPy's own has few dtypes, and adds floats in any order. Here values that go to one element are
-    taken in their order: by one launch where gpusim has a kernel, else by a call of the ufunc for
-    all first values, one for all second values and so on.
+    CuPy's own has few dtypes, and adds floats in any order, which changes no bits of `ATOMIC`. Else
+    values that go to one element are taken in their order: by one launch where gpusim has a kernel,
+    by a call of the ufunc for all first values, one for all second values and so on otherwise.
     """
     if not on_device(x):
         ufunc.at(x, index, *values)
@@ -255,6 +286,9 @@ def update_at(ufunc: np.ufunc, x: Array, index: Any, *values: Any) -> None:
     spread = [
         contiguous(np.broadcast_to(as_bits(value), numbers.shape)).reshape(-1) for value in values
     ]
+    if ufunc in ATOMIC and x.dtype.name in ATOMIC[ufunc]:
+        ufunc.at(flat, places, *spread)
+        return
     if cuda.has_update(ufunc, x.dtype):
         (value,) = spread
         cuda.update_at(ufunc, flat, places, value.view(x.dtype))
@@ -323,7 +357,7 @@ def _write_stacked(
     if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
         copy = np.asarray(copy)
     place = stack_index(index, copy, axes)
-    if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
+    if write is not assign_at and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1
     new = [fitted(_converted(value, copy), place) for value in values]
     write(copy, place.stacked, *new)

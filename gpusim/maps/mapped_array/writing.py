@@ -39,7 +39,7 @@ from .indices import as_tuple, is_basic, stack_basic, stack_index
 from .memory import count_write
 from .per_replica import call_per_replica, restore_discarded, values_of
 from .settings import fallback_settings
-from .updates import fitted, update_at
+from .updates import assign_at, fitted, update_at
 
 ASSIGNED, OUTPUT = "assignment destination", "output array"
 
@@ -122,7 +122,7 @@ def _set(array: MappedArray, index: Any, value: Any) -> None:
             return _set_stacked(array, index, value)
         except FALLBACK_ERRORS:
             pass
-    call_per_replica(operator.setitem, (array, index, value), {}, "assignment to an index")
+    call_per_replica(assign, (array, index, value), {}, "assignment to an index")
     return None
 
 
@@ -168,7 +168,7 @@ def _is_mask(entry: Any, array: MappedArray) -> bool:
 def assign(data: Array, index: Any, value: Any) -> None:
     if on_device(data):
         value = to_library_of(data, value, None if hasattr(value, "dtype") else data.dtype)
-        as_bits(data)[index] = as_bits(_converted(value, data))
+        assign_at(data, index, _converted(value, data))
     else:
         data[index] = value
 
@@ -400,11 +400,19 @@ def call_function_into(
 # Functions that write into their first argument.
 
 
-def writer(function: Callable[..., Any], stacked: Callable[..., Any] | None = None) -> None:
+def writer(
+    function: Callable[..., Any],
+    stacked: Callable[..., Any] | None = None,
+    on_gpu: Callable[..., Any] | None = None,
+) -> None:
     """Register how `function`, which writes into its first argument, writes into a MappedArray.
 
-    `stacked` writes into all replicas' parts at once, or raises NoRule.
+    `stacked` writes into all replicas' parts at once, or raises NoRule. `on_gpu` is called for one
+    replica's part in a GPU's memory, where CuPy's function of that name differs from NumPy's.
     """
+
+    def write_part(part: Any, *args: Any, **kwargs: Any) -> Any:
+        return (on_gpu if on_gpu and on_device(part) else function)(part, *args, **kwargs)
 
     @writes(function)
     def write_into(first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -428,7 +436,7 @@ def writer(function: Callable[..., Any], stacked: Callable[..., Any] | None = No
                     return stacked(target, axes, *args, **kwargs)
                 except FALLBACK_ERRORS:
                     pass
-            call_per_replica(function, (target, *args), kwargs, name)
+            call_per_replica(write_part, (target, *args), kwargs, name)
             return None
 
         return _change([first], axes, ASSIGNED, write)
@@ -465,11 +473,34 @@ def _putmask(a: Any, axes: Axes, mask: Any, values: Any) -> None:
     _store(a, values, axes, "same_kind", mask)
 
 
+def _put_on_gpu(a: Array, ind: Any, v: Any, mode: str = "raise") -> None:
+    """np.put; of an element named twice the last value stays, while CuPy keeps any."""
+    places = to_library_of(a, ind).reshape(-1)
+    places = np.clip(places, 0, a.size - 1) if mode == "clip" else places % max(a.size, 1)
+    values = to_library_of(a, v).reshape(-1)
+    if values.size:
+        values = values[np.arange(places.size, like=places) % values.size]
+        assign(a, np.unravel_index(places, a.shape), values)
+
+
+def _put_along_on_gpu(arr: Array, indices: Any, values: Any, axis: int | None = -1) -> None:
+    """np.put_along_axis; of an element named twice the last value stays, while CuPy keeps any."""
+    if axis is None:
+        return _put_on_gpu(arr, indices, values)
+    axis = range(arr.ndim)[axis]
+    index = [np.arange(size, like=arr) for size in arr.shape]
+    each = [
+        at.reshape([-1 if i == j else 1 for j in range(arr.ndim)]) for i, at in enumerate(index)
+    ]
+    each[axis] = to_library_of(arr, indices)
+    return assign(arr, tuple(each), values)
+
+
 writer(np.copyto, _copyto)
 writer(np.fill_diagonal, _fill_diagonal)
-writer(np.put_along_axis, _put_along_axis)
+writer(np.put_along_axis, _put_along_axis, _put_along_on_gpu)
 writer(np.putmask, _putmask)
-writer(np.put)
+writer(np.put, on_gpu=_put_on_gpu)
 writer(np.place)
 
 

@@ -133,6 +133,8 @@ class Numbers:
     **Arguments**: `count`, the number of GPUs of the rank's node.
     """
 
+    player: torch.device  # which plays all of them
+
     def __init__(self, count: int) -> None:
         self.count = count
         self.current = 0
@@ -167,6 +169,25 @@ class Numbers:
             self.index(device)
         return played
 
+    def gpu_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's GPU; None for tensors elsewhere."""
+        raise NotImplementedError  # by the class that knows where tensors are
+
+    def parse_to(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """How Module.to reads its arguments: it moves each tensor by itself then."""
+        device = args[0] if args else kwargs.get("device")
+        if isinstance(device, Tensor):
+            number = self.gpu_of(device)
+            result = function(*args, **kwargs)
+            return result if number is None else (torch.device("cuda", number), *result[1:])
+        if not self.is_played(device):
+            return function(*args, **kwargs)
+        if args:
+            result = function(self.player, *args[1:], **kwargs)
+        else:
+            result = function(**{**kwargs, "device": self.player})
+        return torch.device("cuda", self.index(device)), *result[1:]
+
 
 class CpuAsCuda(Numbers, TorchFunctionMode):
     """A block in which the calling thread is a rank that has GPUs, all of them the host.
@@ -175,6 +196,7 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
     starts with; `make_stream` makes a stream of the current device.
     """
 
+    player = CPU
     stream: Any  # a `standins.Stream`, as is the default
     default_stream: Any
 
@@ -424,21 +446,6 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
             return torch.device("cuda", args[0])
         return function(*args, **kwargs)
 
-    def _parse_to(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """How Module.to reads its arguments."""
-        device = args[0] if args else kwargs.get("device")
-        if isinstance(device, Tensor):
-            index = self.gpu_of(device)
-            result = function(*args, **kwargs)
-            return result if index is None else (torch.device("cuda", index), *result[1:])
-        if not self.is_played(device):
-            return function(*args, **kwargs)
-        if args:
-            result = function(CPU, *args[1:], **kwargs)
-        else:
-            result = function(**{**kwargs, "device": CPU})
-        return torch.device("cuda", self.index(device)), *result[1:]
-
     def _is_pinned(self, function: Any, args: Any, kwargs: Any) -> bool:
         return False
 
@@ -468,7 +475,7 @@ _properties: Any = Tensor
 #: Functions that take a device without its name, or have to do with devices without one.
 SERVED: dict[Any, Callable[..., Any]] = {
     torch.device: CpuAsCuda._make_device,
-    parse_to: CpuAsCuda._parse_to,
+    parse_to: CpuAsCuda.parse_to,
     Tensor.to: CpuAsCuda._to,
     Tensor.cuda: CpuAsCuda._cuda,
     Tensor.cpu: CpuAsCuda._cpu,

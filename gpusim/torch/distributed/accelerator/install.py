@@ -34,7 +34,7 @@ from .attention import attention_on_cpu
 from .devices import CPU, CpuAsCuda, current_mode, forget_warnings, is_told, warn
 from .marks import gpu_of, mark_of_all
 from .names import ACCELERATOR, CLASSES, CUDA, REFUSED, Played, nothing
-from .replacing import Rewrite, install_names, rewriting
+from .replacing import Rewrite, install_names, restoring, rewriting, under_mode
 from .standins import Generator, refuse
 
 __all__ = ["CASTS", "asks_for_gpu", "cpu_as_accelerator"]
@@ -106,7 +106,8 @@ def cpu_as_accelerator() -> Iterator[None]:
         _install_properties(stack)
         replace(stack, checkpoint.DefaultDeviceType, "_default_device_type", "cuda")
         for engine in engines:
-            replace(stack, engine, "_engine_run_backward", _under_mode(engine))
+            run = under_mode(engine._engine_run_backward, current_mode)
+            replace(stack, engine, "_engine_run_backward", run)
         check = DistributedDataParallel._passing_sync_batchnorm_handle
         replace(
             stack,
@@ -118,7 +119,8 @@ def cpu_as_accelerator() -> Iterator[None]:
             new = rewriting(getattr(owner, name), signature, rewritten, current_mode)
             replace(stack, owner, name, new)
         restore = serialization.default_restore_location
-        replace(stack, serialization, "default_restore_location", _restoring(restore))
+        restore = restoring(restore, "gpusim_device", current_mode)
+        replace(stack, serialization, "default_restore_location", restore)
         for name, both in (("__enter__", _enter_both), ("__exit__", _exit_both)):
             genuine = getattr(torch.autocast, name)
             replace(stack, torch.autocast, name, both(genuine))
@@ -282,35 +284,6 @@ def _generator_states(mode: CpuAsCuda, *args: Any) -> tuple[list[int], list[Tens
     index = mark_of_all(args)
     indices = sorted({mode.current} | ({index} if index is not None and index >= 0 else set()))
     return indices, [mode.generators[each].get_state() for each in indices]
-
-
-def _under_mode(engine: Any) -> Any:
-    """The beginning of a backward pass, in which hooks and checkpoints run a rank's code."""
-    genuine = engine._engine_run_backward
-
-    @functools.wraps(genuine)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        mode = current_mode()
-        if mode is None:
-            return genuine(*args, **kwargs)
-        return mode.run_backward(genuine, *args, **kwargs)
-
-    return run
-
-
-def _restoring(genuine: Any) -> Any:
-    """How torch.load puts a storage where it is to be."""
-
-    @functools.wraps(genuine)
-    def restore(storage: Any, location: Any) -> Any:
-        mode = current_mode()
-        if mode is None or not mode.is_played(location):
-            return genuine(storage, location)
-        result = genuine(storage, "cpu")
-        result.gpusim_device = mode.index(location)
-        return result
-
-    return restore
 
 
 def _as_none(mode: CpuAsCuda, device: Any) -> Any:

@@ -27,19 +27,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import _functions as copies
 from torch.overrides import TorchFunctionMode
 
 from ..private import engines, function_modes, parse_to, replace, serialization
 from .devices import SHARING, Numbers, is_told
 from .names import ACCELERATOR, CUDA
-from .replacing import Rewrite, install_names, rewriting
+from .replacing import install_names, restoring, rewriting, under_mode
 
 __all__ = ["OneGpu", "one_gpu_as_many", "out_of_memory"]
 
 REAL = torch.device("cuda", 0)
 _NAME = "gpusim_number"  # of a storage's Python object, which lives as long as the storage does
 _local = threading.local()
+
+#: Of the function that gives the stream in which torch copies from one GPU to another.
+STREAM_SIGNATURE = inspect.signature(copies._get_stream)
 
 #: Modules whose own calls are made of numbers that are mapped already.
 _BELOW = ("torch.cuda", "torch.accelerator", "gpusim.")
@@ -56,6 +59,8 @@ class OneGpu(Numbers, TorchFunctionMode):
 
     **Arguments**: `count`, the number of GPUs of the rank's node.
     """
+
+    player = REAL
 
     def __init__(self, count: int) -> None:
         Numbers.__init__(self, count)
@@ -81,9 +86,12 @@ class OneGpu(Numbers, TorchFunctionMode):
     def number_of(self, tensor: Tensor) -> int:
         """The number of the GPU that a tensor on the real one lives on."""
         number = _number(tensor)
-        return (
-            (self.current if self.default is None else self.default) if number is None else number
-        )
+        if number is not None:
+            return number
+        return self.current if self.default is None else self.default
+
+    def gpu_of(self, tensor: Tensor) -> int | None:
+        return self.number_of(tensor) if tensor.is_cuda else None
 
     def run_backward(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the autograd engine under this mode, which torch takes off while it serves a call.
@@ -142,7 +150,7 @@ class OneGpu(Numbers, TorchFunctionMode):
         target = rest[0] if rest else kwargs.get("device", kwargs.get("other"))
         number = None
         if isinstance(target, Tensor):
-            number = self.number_of(target) if target.is_cuda else None
+            number = self.gpu_of(target)
         elif self.is_played(target):
             number = self._named(target, 2)
             if rest:
@@ -161,19 +169,6 @@ class OneGpu(Numbers, TorchFunctionMode):
         number = self._named(self.current if device is None else device, 2)
         self.chosen = True
         return self._moved(source, function(source, REAL, *rest, **named), number)
-
-    def _parse_to(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """How Module.to reads its arguments: it moves each tensor by itself then."""
-        device = args[0] if args else kwargs.get("device")
-        if isinstance(device, Tensor) and device.is_cuda:
-            device = torch.device("cuda", self.number_of(device))
-        elif not self.is_played(device):
-            return function(*args, **kwargs)
-        if args:
-            result = function(REAL, *args[1:], **kwargs)
-        else:
-            result = function(**{**kwargs, "device": REAL})
-        return torch.device("cuda", self.index(device)), *result[1:]
 
     def _device(self, function: Any, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -202,7 +197,7 @@ def _sees_numbers(frames: int) -> bool:
 _properties: Any = Tensor
 
 SERVED: dict[Any, Callable[..., Any]] = {
-    parse_to: OneGpu._parse_to,
+    parse_to: OneGpu.parse_to,
     Tensor.to: OneGpu._to,
     Tensor.cuda: OneGpu._cuda,
     Tensor.get_device: OneGpu._get_device,
@@ -438,23 +433,8 @@ def _default_device(genuine: Any) -> Any:
     return set_default_device
 
 
-def _restored(genuine: Any) -> Any:
-    """How torch.load puts a storage where it is to be."""
-
-    @functools.wraps(genuine)
-    def restore(storage: Any, location: Any) -> Any:
-        mode = current()
-        if mode is None or not mode.is_played(location):
-            return genuine(storage, location)
-        result = genuine(storage, str(REAL))
-        setattr(result, _NAME, mode.index(location))
-        return result
-
-    return restore
-
-
 def _tagged(genuine: Any) -> Any:
-    """What torch.save writes of a storage's place."""
+    """The place of a storage as torch.save writes it."""
 
     @functools.wraps(genuine)
     def location_tag(storage: Any) -> Any:
@@ -466,32 +446,8 @@ def _tagged(genuine: Any) -> Any:
     return location_tag
 
 
-def _under_mode(genuine: Any) -> Any:
-    """The beginning of a backward pass, in which hooks and checkpoints run a rank's code."""
-
-    @functools.wraps(genuine)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        mode = current()
-        return (
-            genuine(*args, **kwargs)
-            if mode is None
-            else mode.run_backward(genuine, *args, **kwargs)
-        )
-
-    return run
-
-
 def _as_real(mode: OneGpu, device: Any) -> Any:
     return mode.real(device)
-
-
-def _as_real_ids(mode: OneGpu, devices: Any) -> Any:
-    return devices if devices is None else [mode.real(device) for device in devices]
-
-
-#: Arguments that DDP compares with where tensors are, of which it is told the truth.
-DDP: dict[str, Rewrite] = {"device_ids": _as_real_ids, "output_device": _as_real}
-DDP_SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 
 
 @contextmanager
@@ -501,18 +457,19 @@ def one_gpu_as_many() -> Iterator[None]:
         install_names(stack, _replacements())
         replace(stack, torch, "Generator", _generator_type(torch.Generator))
         replace(stack, torch, "set_default_device", _default_device(torch.set_default_device))
-        for name, new in (("default_restore_location", _restored), ("location_tag", _tagged)):
-            replace(stack, serialization, name, new(getattr(serialization, name)))
+        restore = restoring(serialization.default_restore_location, _NAME, current)
+        replace(stack, serialization, "default_restore_location", restore)
+        replace(stack, serialization, "location_tag", _tagged(serialization.location_tag))
         for engine in engines:
-            replace(stack, engine, "_engine_run_backward", _under_mode(engine._engine_run_backward))
-        made = DistributedDataParallel.__init__
-        rewritten = rewriting(made, DDP_SIGNATURE, DDP, current)
-        replace(stack, DistributedDataParallel, "__init__", rewritten)
+            run = under_mode(engine._engine_run_backward, current)
+            replace(stack, engine, "_engine_run_backward", run)
+        streams = rewriting(copies._get_stream, STREAM_SIGNATURE, {"device": _as_real}, current)
+        replace(stack, copies, "_get_stream", streams)
         yield
 
 
 def out_of_memory(error: BaseException, ranks: int) -> str:
-    """What is added to an error of a rank whose GPU has no memory left; "" for other errors."""
+    """The end of an error's message where a rank's GPU has no memory left; "" for other errors."""
     if not isinstance(error, torch.cuda.OutOfMemoryError):
         return ""
     return (

@@ -14,7 +14,7 @@ import torch
 
 from ..private import replace
 
-__all__ = ["Rewrite", "install_names", "rewriting"]
+__all__ = ["Rewrite", "install_names", "restoring", "rewriting", "under_mode"]
 
 #: Of a rank's GPUs and the argument that a program gave: the argument that torch gets.
 Rewrite = Callable[[Any, Any], Any]
@@ -72,3 +72,41 @@ def rewriting(
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def under_mode(engine: Any, current: Callable[[], Any]) -> Callable[..., Any]:
+    """The beginning of a backward pass, in which hooks and checkpoints run a rank's code.
+
+    **Arguments**: torch's function that begins it; `current` as above.
+    """
+
+    @functools.wraps(engine)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mode = current()
+        if mode is None:
+            return engine(*args, **kwargs)
+        return mode.run_backward(engine, *args, **kwargs)
+
+    return run
+
+
+def restoring(function: Any, number: str, current: Callable[[], Any]) -> Callable[..., Any]:
+    """How torch.load puts a storage where it is to be.
+
+    **Arguments**:
+
+    - `function`: torch's own, of a storage and a location.
+    - `number`: the attribute of a storage that says on which of a rank's GPUs it is.
+    - `current`: as above.
+    """
+
+    @functools.wraps(function)
+    def restore(storage: Any, location: Any) -> Any:
+        mode = current()
+        if mode is None or not mode.is_played(location):
+            return function(storage, location)
+        result = function(storage, str(mode.player))
+        setattr(result, number, mode.index(location))
+        return result
+
+    return restore

@@ -130,7 +130,7 @@ def member_of(tensor: Tensor, array: Array, op: Any, name: str, what: str) -> Ar
         raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
     if name != "PREMUL_SUM":
         return array
-    factor = op.__getstate__()[1]  # before PyTorch 2.13 it is no attribute
+    factor = op.__getstate__()[1]  # an attribute only from PyTorch 2.13 on
     if array.dtype.name not in HALVES:
         raise TypeError(f"{what}: PREMUL_SUM is for {', '.join(HALVES)}; got {tensor.dtype}")
     if isinstance(factor, Tensor):
