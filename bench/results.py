@@ -29,7 +29,7 @@ def times_as_long(above: Timing | None, below: Timing | None, by: str = "min") -
 class Part:
     """A part of the results that `dataclasses.asdict` writes, and this reads."""
 
-    problem: str | None = None  # the reason if there are no times
+    problem: str | None = None  # the reason for missing times
 
     @property
     def notes(self) -> list[str]:

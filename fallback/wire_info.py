@@ -1,4 +1,4 @@
-"""The settings of a wire, and the formats of wires that are no floating-point ones."""
+"""The settings of a wire, and its formats that are not floating-point."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fixed_point(bits: int, fraction_bits: int = 0) -> FormatInfo:
     )
 
 
-#: The formats of wires that are no floating-point ones, by name.
+#: Formats of wires that are not floating-point, by name.
 INTEGERS = {"int8": fixed_point(8), "int4": fixed_point(4)}
 
 
@@ -68,13 +68,13 @@ class WireInfo:
                 raise ValueError(f"wire {name}={getattr(self, name)!r}: expected one of {expected}")
         check_rounding(self.rounding)
         block = self.block
-        whole = isinstance(block, (int, np.integer)) and not isinstance(block, bool) and block > 0
-        if not whole and block not in (None, "row"):
+        whole = int(block) if isinstance(block, (int, np.integer)) and block is not True else 0
+        if whole > 0:
+            object.__setattr__(self, "block", whole)
+        elif block not in (None, "row"):
             raise ValueError(
                 f"wire block={block!r}: expected a positive number of elements, 'row' or None"
             )
-        if whole:
-            object.__setattr__(self, "block", int(block))  # type: ignore[arg-type]
         if block is not None and self.scale is None:
             raise ValueError(f"wire block={block!r}: expected a scale beside it")
         if self.scale is not None and not is_sub_32_bit(self.format):

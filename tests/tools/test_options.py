@@ -211,19 +211,19 @@ REST = {
 
 WRONG: dict[str, tuple[str, str]] = {
     "--arrays": ("9-3", "expected all, or calls such as 100-199"),
-    "--csv": ("no/x.csv", "there is no folder no"),
+    "--csv": ("no/x.csv", "no such folder: no"),
     "--device": ("tpu", "invalid choice: 'tpu'"),
     "--devices": ("0", "a whole number of at least 1 is needed"),
     "--epochs": ("none", "a whole number of at least 1 is needed"),
     "--limit": ("2 parsecs", "expected a size such as 500MiB"),
-    "--page": ("no/x.html", "there is no folder no"),
+    "--page": ("no/x.html", "no such folder: no"),
     "--picture": ("x.jpeg", "expected a name that ends in .png or .svg or .pdf"),
     "--ranks": ("0", "expected|at least 1 is needed"),
     "--replicas": ("4-2", "expected|at least 1 is needed"),
-    "--record": ("no/x/record", "there is no folder no"),
+    "--record": ("no/x/record", "no such folder: no"),
     "--reduction": ("rng", "did you mean 'ring'"),
     "--seed": ("-1", "a whole number of at least 0 is needed"),
-    "--trace": ("no/x.json", "there is no folder no"),
+    "--trace": ("no/x.json", "no such folder: no"),
 }
 MISTAKES = [(command, name) for name in WRONG for command in uses()[name] if command in COMMANDS]
 

@@ -137,7 +137,7 @@ def test_rich_draws_the_table_on_a_terminal_that_is_wide_enough(
         (["--order", "gloo-ring", "--dtype", "e5m6"], "e5m6 members: gloo-ring is known for"),
         (["--order", "openmpi", "--replicas", "16"], "order='openmpi': 16 members"),
         (["--plot", "a.jpeg"], "a.jpeg: expected a name that ends in .png or .svg or .pdf"),
-        (["--csv", "no/where/a.csv"], "there is no folder no/where"),
+        (["--csv", "no/where/a.csv"], "no such folder: no/where"),
         (["--report", "."], "is a folder, expected a file"),
         (["--resume", "--store", "."], "Is a directory"),
     ],

@@ -110,7 +110,7 @@ class Measured:
 
     @property
     def op(self) -> str:
-        """What was measured, in words: "sum", "mean", or both."""
+        """The measured operation: "sum", "mean", or "sum and mean"."""
         return " and ".join(dict.fromkeys(setting.op for setting in self.settings))
 
 

@@ -32,7 +32,7 @@ class StorageFormat:
 
     @property
     def accumulate(self) -> Format | None:
-        """What sums of gradients are rounded to; None is the default of Reduction."""
+        """The format of sums of gradients; None is the default of Reduction."""
         return self.dtype if isinstance(self.dtype, Format) else None
 
 
