@@ -26,6 +26,7 @@ from gpusim.tools.options import UsageError, counts
 from tests.oracles.machine_time import PATIENCE
 
 DIFFERENT: dict[str, dict[str, str]] = {
+    "--device": {"torchrun": "a GPU may play too, for ranks that are threads"},
     "--dtype": {"twin check": "only these, repeatable", "twin infer": "one, of raw bytes"},
     "--json": {"study": "may have a FILE", "study train": "may have a FILE"},
     "--ranks": {
