@@ -166,10 +166,13 @@ def test_ctrl_c_while_pmap_runs_in_another_thread_is_the_main_threads():
 def test_an_error_of_a_replica_is_not_lost_if_ctrl_c_ends_the_wait_for_another():
     process = start(
         """
+        asleep = threading.Event()
         def f(x):
             if x == 1:
+                asleep.wait()  # a replica that has not begun would not begin after the error
                 print("running", flush=True)
                 raise ZeroDivisionError("by design")
+            asleep.set()
             time.sleep(1000)
         gpusim.pmap(f, "i")(np.arange(2))
         """

@@ -110,6 +110,7 @@ FORKS = (
     "tests/contract/test_memory.py",
     "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",
+    "tests/gpu/test_torch_one_gpu.py",
     "tests/poptorch/test_poptorch_accessor.py",
     "tests/poptorch/test_poptorch_data.py",
     "tests/poptorch/test_poptorch_instances.py",

@@ -296,7 +296,6 @@ def test_options_that_do_not_fit_together_end_with_2(
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "gone.py"],
         ["torchrun", "gone.py"],
         ["jaxrun", "gone.py"],
         ["invariant", "gone.py"],
@@ -324,6 +323,15 @@ def test_a_file_that_is_missing_ends_with_2(
     said = capsys.readouterr().err
     assert words[-1] in said or "gone" in said
     assert said.startswith(f"gpusim {words[0]}: ") and "Traceback" not in said
+
+
+def test_a_script_that_is_missing_ends_with_2(tmp_path: Path) -> None:
+    """In a process of its own: `gpusim run` forks, which is not safe in one that has JAX."""
+    command = [sys.executable, "-m", "gpusim", "run", "gone.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpusim run: ") and "gone" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_program_of_poprun_that_is_missing_ends_with_2(
