@@ -165,7 +165,8 @@ def compare(map_: Any, program: str, x: np.ndarray, y: np.ndarray, seed: Any = N
         return False
     lines = (START + program).splitlines()
     text = f"seed {seed}, {x.dtype} {y.dtype}\n{START}{program}"
-    for r, (found, right) in enumerate(zip(under(map_, program, x.copy(), y.copy()), expected, strict=True)):
+    mapped = under(map_, program, x.copy(), y.copy())
+    for r, (found, right) in enumerate(zip(mapped, expected, strict=True)):
         values, failed, refused = found
         failing = [number for number, _ in right[1]]
         if any(number not in failing for number in refused):
