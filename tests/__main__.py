@@ -70,6 +70,22 @@ def select(patterns: tuple[str, ...], part: str) -> list[str]:
     return found
 
 
+def named(word: str) -> Path | None:
+    """The file or folder whose tests a word of the command names, if it names any."""
+    path = ROOT / word.partition("::")[0]
+    return None if word.startswith("-") or not path.exists() else path
+
+
+def of_part(words: list[str], part: str) -> list[str]:
+    """The words without files of the other part; of folders pytest itself leaves those out."""
+    found = [(word, named(word)) for word in words]
+    return [
+        word
+        for word, path in found
+        if path is None or path.is_dir() or forks(path) == (part == "forks")
+    ]
+
+
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests", description=__doc__, epilog="Other options are passed on to pytest."
@@ -84,16 +100,16 @@ def main(words: list[str]) -> int:
     if given.area:
         own, needed = AREAS[given.area]
         runs = [("area", needed), ("area" if given.lane == "change" else given.lane, own)]
-    named = any(Path(word.partition("::")[0]).exists() for word in options)
+    chosen = any(map(named, options))
     codes = []
     for part in [given.part] if given.part else PARTS:
         for lane, patterns in runs:
             # Paths in pytest's options replace all. Without paths pytest takes all doctests too.
-            every = FORKS if part == "forks" and not named else ()
-            paths = select(patterns or every, part)
-            if paths or not given.area:
+            every = FORKS if part == "forks" and not chosen else ()
+            paths, rest = select(patterns or every, part), of_part(options, part)
+            if any(map(named, rest)) if chosen else paths or not given.area:
                 print(f"== {part}, {lane}: {' '.join(paths) or 'all'}", flush=True)
-                codes.append(call(part, lane, paths, options))
+                codes.append(call(part, lane, paths, rest))
                 if codes[-1] == INTERRUPTED:
                     return INTERRUPTED
     failed = [code for code in codes if code not in (0, NO_TESTS)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import PARTS, select
+from tests.__main__ import PARTS, of_part, select
 from tests.oracles import budget, progress
 from tests.oracles.budget import AREAS, FORKS, LANES, ROOT, SHARES
 from tests.project.test_ipu_wing import WING
@@ -98,6 +98,13 @@ def test_a_part_takes_the_paths_that_have_its_tests() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_is_named_runs_in_its_part() -> None:
+    plain, forking = "tests/maps/test_at.py::test_a", "tests/torch/test_distributed_device.py"
+    words = ["-q", plain, forking, "tests/tools", "-k", "some"]
+    assert of_part(words, "plain") == ["-q", plain, "tests/tools", "-k", "some"]
+    assert of_part(words, "forks") == ["-q", forking, "tests/tools", "-k", "some"]
+
+
 def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
