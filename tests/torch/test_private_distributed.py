@@ -61,6 +61,8 @@ def test_torch_looks_up_the_names_that_a_played_device_replaces() -> None:
 
 def test_torch_looks_up_what_simulated_gpus_replace() -> None:
     """Each in its module, at the time of the call, and with the arguments that are known."""
+    assert [*inspect.signature(private.copies._get_stream).parameters] == ["device"]
+    assert "_get_stream(target_device)" in inspect.getsource(torch.distributed.utils._recursive_to)
     for engine in private.engines:
         assert callable(engine._engine_run_backward)
     assert "_engine_run_backward(" in inspect.getsource(torch.autograd.backward)

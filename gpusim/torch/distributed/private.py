@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
+from torch.nn.parallel import _functions
 from torch.utils import _device, _python_dispatch
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "autocast_module",
     "bindings",
     "c10d",
+    "copies",
     "core",
     "device_constructors",
     "dist",
@@ -80,6 +82,7 @@ c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
 eval_frame: Any = _eval_frame
 C = TypeVar("C", bound=type)
+copies: Any = _functions  # between GPUs
 core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch

@@ -27,10 +27,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import _functions as copies
 from torch.overrides import TorchFunctionMode
 
-from ..private import engines, function_modes, parse_to, replace, serialization
+from ..private import copies, engines, function_modes, parse_to, replace, serialization
 from .devices import SHARING, Numbers, is_told
 from .names import ACCELERATOR, CUDA
 from .replacing import install_names, restoring, rewriting, under_mode

@@ -146,7 +146,10 @@ class Reductions:
             alone = "SUM" if name == "PREMUL_SUM" else name
             targets = [array.reshape(-1) for array in targets]  # strides may differ in a list
             members = [array.reshape(-1) for array in members]
-            read = [fold(members, alone, what, Reduction(), 0)]
+            # gloo rounds each of its own additions to the dtype.
+            halves = members[0].dtype.name == "bfloat16"
+            own = Reduction(accumulate="bfloat16" if halves else None)
+            read = [fold(members, alone, what, own, 0)]
         else:
             read = self._read(members, opts)
         part = (targets, read[0])
