@@ -325,8 +325,11 @@ class Hub:
             self.watch(member.end, lambda: self.lose(forming, member))
 
     def _in_use(self, member: Member) -> str:
-        """An error if the rank 0 of another world still has the port, as torch has it."""
-        for world in self.worlds:
+        """An error for a rank 0 if that of another world still has the port, as torch has it.
+
+        The others wait: a world's rank 0 may be the last to destroy it before all meet again.
+        """
+        for world in self.worlds if member.rank == 0 else ():
             if member.key == world.key and world.size > 1 and not world.first.is_gone():
                 return (
                     f"init_process_group: {member.key} is in use (EADDRINUSE) by a world of "

@@ -322,6 +322,53 @@ def test_an_error_that_a_program_catches_ends_nothing(tmp_path: Path) -> None:
     assert found.lines() == sorted(expected), found.err
 
 
+def test_ranks_meet_again_though_rank_0_is_late(tmp_path: Path) -> None:
+    body = """
+    def work(rank, ranks):
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        dist.barrier()
+        if rank == 0:
+            time.sleep(0.5)  # the others come again meanwhile
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        say(x.tolist())
+    print(start(work, 3))
+    """
+    found = simulated(tmp_path, script(tmp_path, body))
+    assert found.lines() == sorted(["[0, 0, 0]"] + ["[3.0, 3.0]"] * 3), found.err
+
+
+def test_a_port_that_another_world_has_is_in_use(tmp_path: Path) -> None:
+    body = """
+    def first(rank, ranks, met, tried):
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        dist.barrier()
+        met.release()
+        tried.acquire()
+
+    def second(rank, ranks):
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+    fork = mp.get_context("fork")
+    met, tried = fork.Semaphore(0), fork.Semaphore(0)
+    processes = [fork.Process(target=first, args=(rank, 2, met, tried)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    met.acquire()
+    print(start(second, 1))
+    for process in processes:
+        tried.release()
+    for process in processes:
+        process.join()
+    print([process.exitcode for process in processes])
+    """
+    found = simulated(tmp_path, script(tmp_path, body))
+    assert found.lines() == ["[0, 0]", "[1]"], found.err
+    said = r"port \d+ is in use \(EADDRINUSE\) by a world of 2 ranks"
+    assert re.search(said, found.err), found.err
+
+
 MISSING = """
     def work(rank, ranks):
         if rank == 1 and sys.argv[1] == "returns":

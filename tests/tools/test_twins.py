@@ -311,7 +311,7 @@ def test_infer_reads_nothing_that_is_no_array(
     assert infer(gone) == infer(folder / "a.npz") == infer(tmp_path) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"gpusim twin: {gone}: there is no such file",
-        f"gpusim twin: {folder / 'a.npz'}: no such folder: {folder}",
+        f"gpusim twin: {folder / 'a.npz'}: there is no folder {folder}",
         f"gpusim twin: {tmp_path}: Is a directory",
     ]
 

@@ -41,6 +41,7 @@ CASES: list[Case] = [
     ("contexts", 3, {}),
     ("planned", 2, {"seed": 0, "checkpoint": "planned"}),
     ("variants", 3, {}),
+    ("splits", 3, {}),
     ("subgroups", 3, {"seed": 0}),
     ("parallel_loss", 2, {"seed": 0}),
     ("mixture", 2, {"seed": 4}),

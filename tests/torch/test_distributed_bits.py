@@ -43,7 +43,7 @@ def all_cases() -> list[Case]:
         found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
         for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
             found.append((name, ranks, {"seed": ranks}))
-        found += [("contexts", ranks, {}), ("variants", ranks, {})]
+        found += [(name, ranks, {}) for name in ("contexts", "variants", "splits")]
         found += [("mixture", ranks, {"seed": 100 * ranks + seed}) for seed in range(20)]
         for seed in (0, 1, 2):
             for name in (

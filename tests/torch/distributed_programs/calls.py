@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -307,6 +308,39 @@ def variants() -> Results:
                 lambda y: dist.scatter(y, None if rank else [y.clone() for _ in range(size)], 0),
                 x,
             )
+    return found
+
+
+@program
+def splits() -> Results:
+    """Sizes of a split in each kind of sequence; 1 where a kind is refused."""
+    rank, size = start()
+    sizes = [1 + (rank + other) % size for other in range(size)]  # to a rank as many as from it
+    x = torch.arange(float(sum(sizes))) + 10 * rank
+    kinds: dict[str, Callable[[list[int]], Any]] = {
+        "list": list,
+        "tuple": tuple,
+        "size": torch.Size,
+        "array": np.array,
+        "small array": lambda values: np.array(values, np.int32),
+        "NumPy's": lambda values: list(np.array(values)),
+        "tensors": lambda values: list(torch.tensor(values)),
+        "generator": lambda values: (value for value in values),
+        "tensor": torch.tensor,
+        "iterator": iter,
+        "mapping": dict.fromkeys,
+        "floats": lambda values: list(map(float, values)),
+        "array of floats": lambda values: np.array(values, float),
+        "text": lambda values: "".join(map(str, values)),
+    }
+    found: Results = {}
+    for name, kind in kinds.items():
+        out = torch.empty_like(x)
+        try:
+            dist.all_to_all_single(out, x, kind(sizes), kind(sizes))
+        except TypeError:
+            out = torch.ones(())
+        found[name] = out
     return found
 
 

@@ -7,7 +7,8 @@ Where the engine itself gives undefined results, the call is refused as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..memory import kind_of
 
-__all__ = ["RULES", "Arguments", "Layout", "Rules", "rules_of"]
+__all__ = ["RULES", "Arguments", "Layout", "Rules", "rules_of", "split_sizes"]
 
 
 class Layout(Enum):
@@ -327,7 +328,7 @@ class Arguments:
     def splits(self, name: str, tensor: Tensor, splits: Any, rank: int) -> list[int]:
         """The rows for each rank, which the program passes, or an even split."""
         rows = tensor.shape[0] if tensor.dim() else 1
-        sizes = list(splits) if splits is not None and len(splits) else []
+        sizes = list(splits or [])
         if not sizes and rows % self.size == 0:
             return [rows // self.size] * self.size
         if len(sizes) != self.size or sum(sizes) != rows or min(sizes) < 0:
@@ -336,6 +337,25 @@ class Arguments:
                 f"rows, got {sizes or 'an even split'}"
             )
         return sizes
+
+
+def split_sizes(sizes: Any) -> list[int] | None:
+    """The sizes of a split, of any sequence or generator that C++ takes for a vector of integers.
+
+    **Raises**: TypeError, as C++, for tensors, sets and what else is no sequence of integers.
+    """
+    if sizes is None or (type(sizes) is list and all(type(each) is int for each in sizes)):
+        return sizes
+    sequence = hasattr(type(sizes), "__getitem__") or isinstance(sizes, Generator)
+    if sequence and not isinstance(sizes, (str, bytes, Mapping, Tensor)):
+        try:
+            return [operator.index(each) for each in sizes]
+        except TypeError:
+            pass  # an element is no integer
+    raise TypeError(
+        "all_to_all_single(): incompatible function arguments: expected split sizes as a sequence "
+        f"of integers, got {sizes!r}"
+    )
 
 
 def _is_contiguous_in_format(tensor: Tensor) -> bool:

@@ -26,11 +26,14 @@ from ..private_calls import (
     ranks_call,
 )
 from ..private_groups import RanksWorld
+from .arguments import split_sizes
 from .profiles import event
 
 __all__ = ["dispatched", "through_dispatcher"]
 
 C = TypeVar("C", bound=type)
+
+SPLITS = ("output_splits", "input_splits", "output_split_sizes", "input_split_sizes")
 
 RENAMED = {
     "all_gather_single": "_allgather_base",
@@ -92,8 +95,12 @@ def through_dispatcher(cls: C) -> C:
 def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     """A method that dispatches a call, or posts it directly; `post` is kept as its attribute."""
     dispatch = getattr(ProcessGroup, name)
+    splits = name in ("all_to_all_single", "alltoall_base")
 
     def method(self: Any, *args: Any, **named: Any) -> Any:
+        if splits:
+            args = (*args[:2], *map(split_sizes, args[2:4]), *args[4:])
+            named = {key: split_sizes(named[key]) if key in SPLITS else named[key] for key in named}
         if self.in_kernel or not (
             is_observed() or _any_unusual(args) or (named and _any_unusual(named.values()))
         ):
