@@ -620,6 +620,14 @@ def test_locks_that_workers_share_hold_up_no_end(how: str, more: list[str], tmp_
     assert_no_process(ranks.pid)
 
 
+#: What torch says of a loader's iterator that is interrupted while it is made, as in any process.
+HALF_MADE = re.compile(
+    r"[^\n]*Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__.*?"
+    r"AttributeError: [^\n]*\n",
+    re.DOTALL,
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", MODES)
 @pytest.mark.parametrize("what", ["collectives", "compute", "sleep", "loader"])
@@ -646,7 +654,8 @@ def test_ctrl_c_ends_all(what: str, more: list[str], tmp_path: Path) -> None:
         _, errors = ranks.communicate(timeout=PATIENCE)
         # A second one may come while the interpreter ends, which a shell shows as 130 as well.
         assert ranks.returncode in ((130,) if number % 4 < 3 else (130, -signal.SIGINT)), errors
-        assert errors.endswith("interrupted\n") and len(errors.splitlines()) < 10, errors
+        said = HALF_MADE.sub("", errors)
+        assert said.endswith("interrupted\n") and len(said.splitlines()) < 10, errors
         assert_no_process(ranks.pid)
 
 
