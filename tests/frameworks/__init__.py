@@ -1,0 +1,1 @@
+"""Programs of frameworks, under torchrun over gloo and under gpusim torchrun: `make frameworks`."""

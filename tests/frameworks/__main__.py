@@ -1,0 +1,193 @@
+"""python -m tests.frameworks: run programs of frameworks, compare them with gloo, write the table.
+
+Each program runs under torchrun, on processes over gloo, and under gpusim torchrun. Both write
+digests of all parameters and gradients after every optimizer step on every rank, and what the
+program evaluates; these must be equal. Programs for GPUs run under gpusim torchrun --device cpu.
+A run with the versions and the processor of the last one compares its digests too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from tests.frameworks.rows import BOTH, ROWS, Row
+from tests.frameworks.running import ROOT, Run, difference, run
+from tests.frameworks.table import GOOD, Case, page, read, table, write
+
+JSON = ROOT / "bench" / "results" / "frameworks.json"
+PAGE = ROOT / "docs" / "frameworks.md"
+ROUNDING = 2e-6  # relative: sums in float32 in another order
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 if all is equal that should be."""
+    options = _options(arguments)
+    cases = [
+        (row, ranks)
+        for row in ROWS
+        for ranks in (*row.ranks, *row.scale)
+        if not options.ranks or ranks in options.ranks
+        if options.only.lower() in f"{row.family} {row.what} {row.program}".lower()
+    ]
+    if options.list:
+        print("\n".join(f"{row.family:<16} {ranks:>4} {row.program}" for row, ranks in cases))
+        return 0
+    machine = _machine()
+    before, known = read(options.json)
+    same_machine = all(before.get(name) == machine[name] for name in ("processor", "versions"))
+    bad, begin = [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="frameworks-", ignore_cleanup_errors=True) as folder:
+        compare = _Comparison(Path(folder), options.output)
+        for number, (row, ranks) in enumerate(cases, 1):
+            case = compare.case(row, ranks)
+            last = known.get(case.key)
+            repeats = not (
+                same_machine and last and last.outcome in GOOD and last.outcome != case.outcome
+            )
+            if same_machine and last and last.digest != case.digest and case.outcome in GOOD:
+                repeats = False
+            said = case.outcome + (f": {case.cause}" if case.cause else "")
+            if not repeats:
+                said += " (NOT THE DIGESTS OF THE LAST RUN)"
+            if case.outcome not in GOOD or not repeats:
+                bad.append(case)
+            known[case.key] = case
+            minutes = (time.monotonic() - begin) / 60
+            print(
+                f"[{number}/{len(cases)}, {minutes:.0f} min] {case.program} on {ranks}: {said}"
+                f" ({case.steps} steps, {case.seconds[1]:.0f} s)",
+                flush=True,
+            )
+            if not options.dry:
+                order = [(row.program, n) for row in ROWS for n in (*row.ranks, *row.scale)]
+                write(options.json, machine, [known[key] for key in order if key in known])
+    minutes = (time.monotonic() - begin) / 60
+    if options.dry:
+        print(table(ROWS, known))
+    else:
+        page(options.page, table(ROWS, known))
+    print(f"{len(cases)} cases in {minutes:.0f} minutes, {len(bad)} not as they should be")
+    return 1 if bad else 0
+
+
+class _Comparison:
+    """Runs cases in folders of their own. `ones` has the runs on one rank, by program."""
+
+    def __init__(self, folder: Path, show: bool) -> None:
+        self.folder, self.show = folder, show
+        self.ones: dict[str, Run] = {}
+        self.count = 0
+
+    def case(self, row: Row, ranks: int) -> Case:
+        """Run a row on a number of ranks under both launchers, where gloo can run it."""
+        real = None
+        if not row.gpu and ranks not in row.scale:
+            real = self._run("gloo", row.program, ranks)
+        ours = self._run("gpusim", row.program, ranks, gpu=row.gpu)
+        outcome, cause = self._outcome(row, real, ours)
+        return Case(
+            row.family,
+            row.package,
+            metadata.version(row.package),
+            row.what,
+            row.program,
+            ranks,
+            outcome,
+            cause,
+            ours.steps,
+            ours.digest,
+            (round(real.seconds, 1) if real else None, round(ours.seconds, 1)),
+            (round(real.megabytes) if real else None, round(ours.megabytes)),
+        )
+
+    def _outcome(self, row: Row, real: Run | None, ours: Run) -> tuple[str, str]:
+        if real and real.error:
+            both = " (as on gpusim)" if ours.error else ""
+            return "failed", f"over gloo{both}: {real.error}"
+        if ours.error:
+            return "failed", ours.error
+        if real:
+            where = difference(real, ours)
+            return ("differs", where) if where else ("equal", "")
+        if row.reference:
+            if row.reference not in self.ones:
+                self.ones[row.reference] = self._run("gpusim", row.reference, 1, gpu=row.gpu)
+            one = self.ones[row.reference]
+            if one.error:
+                return "failed", f"on one rank: {one.error}"
+            error = _distance(one.values(), ours.values())
+            if error > ROUNDING:
+                return "differs", f"from one rank's values by {error:.0e}"
+            return "as one rank", f"to {error:.0e}"
+        return "ran", ""
+
+    def _run(self, launcher: str, program: str, ranks: int, *, gpu: bool = False) -> Run:
+        self.count += 1
+        result = run(launcher, program, ranks, self.folder / str(self.count), gpu=gpu)
+        if self.show or result.error:
+            print(f"== {launcher}: {program} on {ranks}\n{result.output}", flush=True)
+        return result
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest relative difference of two lists of numbers.
+
+    >>> _distance([1.0, 2.0], [1.0, 2.5])
+    0.2
+    >>> _distance([1.0], [])
+    inf
+    """
+    if len(one) != len(other) or not one:
+        return float("inf")
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(one, other, strict=True))
+
+
+def _machine() -> dict[str, object]:
+    """What the digests may depend on, and the commit."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [line.partition(": ")[2] for line in text.splitlines() if "model name" in line]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    packages = sorted({row.package for row in ROWS} | {"numpy", "torch"})
+    return {
+        "processor": models[0] if models else "unknown",
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "versions": {name: metadata.version(name) for name in packages},
+        "commit": commit.stdout.strip(),
+    }
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.frameworks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    text = "only rows whose framework, words or program contain this"
+    parser.add_argument("--only", default="", metavar="TEXT", help=text)
+    text = f"only on so many ranks; may be repeated (both launchers: {BOTH})"
+    parser.add_argument("--ranks", type=int, action="append", metavar="N", help=text)
+    parser.add_argument("--list", action="store_true", help="list the cases, and run none")
+    parser.add_argument("--output", action="store_true", help="show what the programs print")
+    parser.add_argument(
+        "--json", type=Path, default=JSON, help=f"default: {JSON.relative_to(ROOT)}"
+    )
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, help=f"default: {PAGE.relative_to(ROOT)}"
+    )
+    parser.add_argument("--dry", action="store_true", help="write nothing; print the table")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Runs a program under a launcher, and measures its time and its memory.
+
+Owner of a run: the thread that calls `run`. It polls, so that Ctrl-C ends the launcher's processes
+too. A run that makes no progress is ended by `tests.oracles.progress.Watch`, which shows stacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.oracles.progress import TICK, Watch, descendants, processes
+
+__all__ = ["ROOT", "Run", "difference", "run"]
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+BIN = Path(sys.executable).parent
+#: Sums have gloo's bits: of all-reduces, those of its ring.
+LAUNCHERS = {
+    "gloo": [str(BIN / "torchrun")],
+    "gpusim": [str(BIN / "gpusim"), "torchrun", "--quiet", "--reduction", "gloo-ring"],
+}
+#: Nothing is fetched, nothing competes for the cores, and no library draws bars.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "PYTHONWARNINGS": "ignore",
+    "PYTHONPATH": str(ROOT),
+}
+LOOK = 0.5  # seconds between two looks at the memory, which may cost a twentieth of the time
+LAST = 30  # lines of an output that is shown
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program ran.
+
+    **Attributes**: `error`, why it failed, or ''; `output`, its last lines; `lines`, of each
+    rank, what `programs/digest.py` wrote; `seconds`; `megabytes`, the largest sum of its
+    processes' memory, where pages that processes share count once.
+    """
+
+    error: str
+    output: str
+    lines: dict[str, list[str]]
+    seconds: float
+    megabytes: float
+
+    @property
+    def steps(self) -> int:
+        """The fewest optimizer steps of any rank."""
+        kinds = ([json.loads(line)[0] for line in lines] for lines in self.lines.values())
+        return min((sum(kind in ("step", "model") for kind in each) for each in kinds), default=0)
+
+    @property
+    def digest(self) -> str:
+        """One digest of all lines of all ranks."""
+        text = json.dumps(self.lines, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def values(self) -> list[float]:
+        """All numbers that rank 0 evaluated."""
+        said = [json.loads(line) for line in self.lines.get("rank-0", ())]
+        texts = (what for kind, what in said if kind not in ("step", "model"))
+        return [
+            float(each) for text in texts for each in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", text)
+        ]
+
+
+def run(launcher: str, program: str, ranks: int, folder: Path, *, gpu: bool = False) -> Run:
+    """Run a program with its arguments in a folder, which is made; see `Run`."""
+    for name in ("digests", "work", "now"):
+        (folder / name).mkdir(parents=True)
+    script, *arguments = shlex.split(program)
+    command = [*LAUNCHERS[launcher], *(["--device", "cpu"] if gpu else [])]
+    if launcher == "gloo":
+        command += ["--master-port", str(_free_port())]
+    command += ["--nproc-per-node", str(ranks), str(PROGRAMS / script), *arguments]
+    environment = os.environ | ENVIRONMENT
+    environment |= {"FRAMEWORKS_OUT": str(folder / "digests"), "FRAMEWORKS_LAUNCHER": launcher}
+    begin = time.monotonic()
+    with open(folder / "output", "w+") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder / "work",
+            env=environment,
+            start_new_session=True,
+        )
+        (folder / "now" / str(process.pid)).write_text(f"{launcher} {program} on {ranks}")
+        watch = Watch(folder / "now")
+        try:
+            megabytes = max(_memories(process, watch), default=0.0)
+        finally:
+            seconds = time.monotonic() - begin
+            _end(process)
+        output.seek(0)
+        text = output.read()
+    lines = {
+        file.stem: file.read_text().splitlines() for file in sorted((folder / "digests").iterdir())
+    }
+    error = "made no progress, and was ended" if watch.stopped else ""
+    if not error and process.returncode:
+        error = f"exit code {process.returncode}: {_reason(text)}"
+    if not error and len(lines) != ranks:
+        error = f"{len(lines)} of {ranks} ranks took a step"
+    return Run(error, "\n".join(text.splitlines()[-LAST:]), lines, seconds, megabytes)
+
+
+def difference(one: Run, other: Run) -> str:
+    """Say where two runs first differ, or ''.
+
+    >>> from dataclasses import replace
+    >>> one = Run("", "", {"rank-0": ['["step", ["ab/01", "cd"]]']}, 1.0, 1.0)
+    >>> difference(one, one)
+    ''
+    >>> difference(one, replace(one, lines={"rank-0": ['["step", ["ab/01", "ce"]]']}))
+    'rank-0, line 1 (step), tensor 1: cd, ce'
+    >>> difference(one, replace(one, lines={"rank-0": []}))
+    'rank-0 wrote 1 and 0 lines'
+    """
+    if one.lines.keys() != other.lines.keys():
+        return f"{len(one.lines)} and {len(other.lines)} ranks wrote lines"
+    for rank, lines in one.lines.items():
+        pairs = zip(map(json.loads, lines), map(json.loads, other.lines[rank]), strict=False)
+        for number, (mine, theirs) in enumerate(pairs, 1):
+            if mine != theirs:
+                return f"{rank}, line {number} ({mine[0]}){_where(mine[1], theirs[1])}"
+        if len(lines) != len(other.lines[rank]):
+            return f"{rank} wrote {len(lines)} and {len(other.lines[rank])} lines"
+    return ""
+
+
+def _where(mine: Any, theirs: Any) -> str:
+    if isinstance(mine, list) and isinstance(theirs, list):
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+            if one != other:
+                return f", tensor {number}: {one}, {other}"
+    return f": {mine}, {theirs}"
+
+
+def _memories(process: subprocess.Popen[bytes], watch: Watch) -> Iterator[float]:
+    """Yield the megabytes of a process and those below it, until it ends."""
+    looked = pause = 0.0
+    while process.poll() is None:
+        now = time.monotonic()
+        if now - looked > TICK:
+            watch.look()
+            looked = now
+        if (now := time.monotonic()) >= pause:
+            tree = processes()
+            yield sum(map(_megabytes, (process.pid, *descendants(process.pid, tree))))
+            pause = now + max(LOOK, 20 * (time.monotonic() - now))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
+def _megabytes(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a launcher's processes."""
+    for pid in descendants(process.pid, processes()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _reason(output: str) -> str:
+    """The last line that names an error, else the last.
+
+    >>> _reason("Traceback ...\\n[rank1]: ValueError: odd\\nbye")
+    'ValueError: odd'
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ", "", each).strip() for each in output.splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or [line for line in lines if line] or ["no output"])[-1][:300]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
