@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test test-all newest-env test-newest test-machines lint docs bench gpu gpu-wheels gpu-kernels gpu-env clean
+.PHONY: help demo test test-all newest-env test-newest test-machines frameworks lint docs bench gpu gpu-wheels gpu-kernels gpu-env clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -47,6 +47,13 @@ test-newest: newest-env  ## the tests that rest on torch and JAX, and the ports,
 test-machines: $(VENV)/.python  ## the wheel alone, and `make gpu` on a GPU machine's image; ARGS=wheel, ARGS=image
 	@$(BIN)/python -m tests.machines $(ARGS)
 
+# An environment of its own: some 2 GB of wheels, whose versions are pinned. NEWEST=1 takes the newest
+# in another one, and writes nothing.
+FRAMEWORKS := .venv-frameworks$(if $(NEWEST),-newest)
+frameworks:  ## run frameworks' programs over gloo and on simulated ranks, and write docs/frameworks.md
+	@$(MAKE) --no-print-directory VENV=$(FRAMEWORKS) $(FRAMEWORKS)/.frameworks
+	@$(FRAMEWORKS)/bin/python -m tests.frameworks $(if $(NEWEST),--dry) $(ARGS)
+
 lint: $(VENV)/.test  ## style, format and types
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
@@ -83,13 +90,20 @@ gpu-env:  ## make an environment for `make gpu`, where there is a GPU and a netw
 	    || echo "JAX for CUDA 13 could not be installed: it will not be compared with" >&2
 
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) .venv-newest .venv-bench .venv-gpu .gpu .machines wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-bench .venv-frameworks .venv-frameworks-newest .venv-gpu .gpu .machines wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.
 $(VENV)/.study $(VENV)/.checks $(VENV)/.test $(VENV)/.docs $(VENV)/.bench $(VENV)/.gpu: $(VENV)/.%: pyproject.toml $(VENV)/.python
 	@echo "Installing gpusim[$*] into $(VENV), once; this takes a minute or two ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(FRAMEWORKS)/.frameworks: tests/frameworks/requirements.txt pyproject.toml $(VENV)/.python
+	@echo "Installing the frameworks into $(VENV), once; this takes some minutes ..."
+	@sed 's/ *#.*//$(if $(NEWEST),; s/==.*//)' $< > $(VENV)/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    $(if $(NEWEST),--upgrade) --requirement $(VENV)/requirements.txt --editable .
 	@touch $@
 
 # An interpreter counts when it runs, is new enough, and can make environments: a name on

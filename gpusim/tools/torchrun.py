@@ -59,6 +59,8 @@ CUDA_NEEDS_THREADS = (
 
 NO_INPUT = "with --only-rank R, rank R alone has the standard input"
 
+NO_PRELOAD = "--preload is for ranks as processes; threads share what one of them imports"
+
 NO_THREADS = "--instances runs ranks as processes: leave out --threads"
 
 DRAWN_BITS = 32
@@ -192,6 +194,14 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="run all ranks as threads of this process, which share the modules that the script "
         "imports: the default elsewhere",
     )
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module once, before the ranks' processes are forked, which then share it; "
+        "without it each rank imports it for itself, as torchrun's do. May be repeated",
+    )
     shared_options.add_seed(
         parser,
         "the generators that the script does not seed; ranks' differ. 'random' draws one, and "
@@ -266,6 +276,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(NO_THREADS)
     if options.device == "cuda":
         check_cuda(options)
+    if options.preload and not (runs_processes(options) or options.instances > 1):
+        raise UsageError(NO_PRELOAD)
     shared_options.check_records(options)
     try:
         find = program.found_module if options.module else program.found_script
@@ -357,7 +369,15 @@ def run_on(
         failure: GpusimError | None = None
         interrupt: KeyboardInterrupt | None = None
         try:
-            run_ranks(body, environments, *how, *where, leaves_blocked=True, seed=seed)
+            run_ranks(
+                body,
+                environments,
+                *how,
+                *where,
+                leaves_blocked=True,
+                seed=seed,
+                preload=options.preload,
+            )
         except GpusimError as error:
             failure = error
         except KeyboardInterrupt as raised:

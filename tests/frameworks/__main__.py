@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from tests.frameworks.rows import BOTH, ROWS, Row
+from tests.frameworks.rows import BOTH, PRELOAD, ROWS, Row
 from tests.frameworks.running import ROOT, Run, difference, run
 from tests.frameworks.table import GOOD, Case, page, read, table, write
 
@@ -91,8 +92,10 @@ class _Comparison:
         real = None
         if not row.gpu and ranks not in row.scale:
             real = self._run("gloo", row.program, ranks)
-        ours = self._run("gpusim", row.program, ranks, gpu=row.gpu)
-        outcome, cause = self._outcome(row, real, ours)
+        many = ranks in row.scale
+        preload = PRELOAD.get(row.family, ()) if many else ()
+        ours = self._run("gpusim", row.program, ranks, gpu=row.gpu, preload=preload)
+        outcome, cause = self._outcome(row, real, ours, compared=not many)
         return Case(
             row.family,
             row.package,
@@ -108,7 +111,7 @@ class _Comparison:
             (round(real.megabytes) if real else None, round(ours.megabytes)),
         )
 
-    def _outcome(self, row: Row, real: Run | None, ours: Run) -> tuple[str, str]:
+    def _outcome(self, row: Row, real: Run | None, ours: Run, *, compared: bool) -> tuple[str, str]:
         if real and real.error:
             both = " (as on gpusim)" if ours.error else ""
             return "failed", f"over gloo{both}: {real.error}"
@@ -117,7 +120,7 @@ class _Comparison:
         if real:
             where = difference(real, ours)
             return ("differs", where) if where else ("equal", "")
-        if row.reference:
+        if row.reference and compared:
             if row.reference not in self.ones:
                 self.ones[row.reference] = self._run("gpusim", row.reference, 1, gpu=row.gpu)
             one = self.ones[row.reference]
@@ -129,9 +132,9 @@ class _Comparison:
             return "as one rank", f"to {error:.0e}"
         return "ran", ""
 
-    def _run(self, launcher: str, program: str, ranks: int, *, gpu: bool = False) -> Run:
+    def _run(self, launcher: str, program: str, ranks: int, **how: Any) -> Run:
         self.count += 1
-        result = run(launcher, program, ranks, self.folder / str(self.count), gpu=gpu)
+        result = run(launcher, program, ranks, self.folder / str(self.count), **how)
         if self.show or result.error:
             print(f"== {launcher}: {program} on {ranks}\n{result.output}", flush=True)
         return result

@@ -8,6 +8,17 @@ __all__ = ["ABSENT", "ROWS", "Row"]
 
 #: Ranks that both launchers run; more are simulated alone.
 BOTH = (2, 4)
+#: What the many simulated ranks of a family import once.
+PRELOAD: dict[str, tuple[str, ...]] = {
+    "accelerate": ("accelerate", "transformers.models.llama.modeling_llama"),
+    "transformers": ("transformers.models.llama.modeling_llama", "transformers.trainer"),
+    "Lightning": ("lightning", "torchmetrics.classification"),
+    "Megatron-Core": ("megatron.core.models.gpt", "megatron.core.optimizer"),
+    "DeepSpeed": ("deepspeed",),
+    "torchao": ("torchao.float8", "torchao.prototype.quantized_training"),
+    "TorchMetrics": ("torchmetrics.classification",),
+    "TRL": ("trl", "transformers.models.llama.modeling_llama", "transformers.trainer"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,20 @@ def _torch(what: str, program: str, *scale: int, family: str = "PyTorch") -> Row
     return Row(family, "torch", what, program, scale=scale)
 
 
+def _megatron(what: str, options: str = "", *ranks: int, scale: tuple[int, ...] = ()) -> Row:
+    program = f"megatron_gpt.py {options}".strip()
+    one = "megatron_gpt.py --ep 1" if "--ep" in options else "megatron_gpt.py"
+    return Row(
+        "Megatron-Core", "megatron-core", what, program, ranks or BOTH, scale, True, reference=one
+    )
+
+
+def _deepspeed(stage: int, options: str = "", scale: tuple[int, ...] = ()) -> Row:
+    program = f"deepspeed_zero.py --stage {stage}{options}"
+    what = f"ZeRO {stage}{', bfloat16' if options else ''}"
+    return Row("DeepSpeed", "deepspeed", what, program, scale=scale)
+
+
 ROWS: tuple[Row, ...] = (
     _torch("DDP", "ddp.py", 64, 256),
     _torch("FSDP1", "fsdp.py --version 1", 64),
@@ -61,6 +86,48 @@ ROWS: tuple[Row, ...] = (
     *(_torch("pipeline", f"pipeline.py {name}", family="pipelining") for name in SCHEDULES),
     _torch("a script in its manner", "nano_gpt.py", 64, family="nanoGPT"),
     _torch("a model in its manner", "dlrm.py", family="DLRM"),
+    _megatron("data parallel", "", 2, scale=(64,)),
+    _megatron("distributed optimizer", "--zero"),
+    _megatron("tensor and sequence parallel", "--tp 2 --sp", 2),
+    _megatron("tensor and sequence parallel, distributed optimizer", "--tp 2 --sp --zero", 4),
+    _megatron("pipeline, 1F1B", "--pp 2", 2),
+    _megatron("pipeline, interleaved", "--pp 2 --vpp 2"),
+    _megatron("experts", "--ep 2"),
+    _megatron("experts, tensor and sequence parallel", "--tp 2 --sp --ep 2", 4),
+    _megatron("tensor, pipeline and data parallel", "--tp 2 --pp 2", 4, 8),
+    _deepspeed(1),
+    _deepspeed(2, scale=(64,)),
+    _deepspeed(2, " --bf16"),
+    _deepspeed(3),
+    Row("torchao", "torchao", "int8, FSDP2", "torchao_training.py --kind int8", scale=(64,)),
+    Row("torchao", "torchao", "float8, FSDP2", "torchao_training.py --kind float8"),
+    Row("accelerate", "accelerate", "loop, state", "accelerate_loop.py", scale=(64,)),
+    Row("accelerate", "accelerate", "FSDP2", "accelerate_fsdp2.py"),
+    Row("accelerate", "accelerate", "FSDP2, bfloat16", "accelerate_fsdp2.py --bf16"),
+    Row("transformers", "transformers", "Trainer, DDP", "trainer.py --mode ddp", scale=(64,)),
+    Row("transformers", "transformers", "Trainer, FSDP2", "trainer.py --mode fsdp2"),
+    Row("transformers", "transformers", "Trainer, tp_plan", "trainer.py --mode tp"),
+    Row("Lightning", "lightning", "Fabric, DDP", "fabric.py --strategy ddp", scale=(64,)),
+    Row("Lightning", "lightning", "Fabric, FSDP2 and TP", "fabric.py --strategy model_parallel"),
+    Row("Lightning", "lightning", "Trainer, DDP", "lightning_trainer.py --strategy ddp"),
+    Row(
+        "Lightning",
+        "lightning",
+        "Trainer, FSDP2 and TP",
+        "lightning_trainer.py --strategy model_parallel",
+    ),
+    Row("Lightning", "lightning", "Fabric, FSDP1", "fabric.py --strategy fsdp --gpu", gpu=True),
+    Row(
+        "Lightning",
+        "lightning",
+        "Trainer, FSDP1",
+        "lightning_trainer.py --strategy fsdp --gpu",
+        gpu=True,
+    ),
+    Row("TorchMetrics", "torchmetrics", "metrics under DDP", "metrics.py", scale=(64,)),
+    Row("TRL", "trl", "SFTTrainer", "trl_sft.py"),
+    Row("TRL", "trl", "DPOTrainer", "trl_dpo.py"),
+    Row("TRL", "trl", "GRPOTrainer", "trl_grpo.py"),
 )
 
 #: Frameworks without a row, with the cause.

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ __all__ = ["ROOT", "Run", "difference", "run"]
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent
-#: Sums have gloo's bits: of all-reduces, those of its ring.
 LAUNCHERS = {
     "gloo": [str(BIN / "torchrun")],
-    "gpusim": [str(BIN / "gpusim"), "torchrun", "--quiet", "--reduction", "gloo-ring"],
+    "gpusim": [str(BIN / "gpusim"), "torchrun", "--quiet"],
 }
+#: Whose sums simulated ranks make: gloo's, or those of GPUs that the host plays.
+HOST = ["--reduction", "gloo-ring"]
+GPUS = ["--reduction", "nccl-ring", "--device", "cpu"]
 #: Nothing is fetched, nothing competes for the cores, and no library draws bars.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -84,15 +86,26 @@ class Run:
         ]
 
 
-def run(launcher: str, program: str, ranks: int, folder: Path, *, gpu: bool = False) -> Run:
-    """Run a program with its arguments in a folder, which is made; see `Run`."""
+def run(
+    launcher: str,
+    program: str,
+    ranks: int,
+    folder: Path,
+    *,
+    gpu: bool = False,
+    preload: Sequence[str] = (),
+) -> Run:
+    """Run a program with its arguments in a folder, which is made; see `Run`.
+
+    `gpu`: the host plays GPUs. `preload`: what simulated ranks import once.
+    """
     for name in ("digests", "work", "now"):
         (folder / name).mkdir(parents=True)
     script, *arguments = shlex.split(program)
-    command = [*LAUNCHERS[launcher], *(["--device", "cpu"] if gpu else [])]
-    if launcher == "gloo":
-        command += ["--master-port", str(_free_port())]
-    command += ["--nproc-per-node", str(ranks), str(PROGRAMS / script), *arguments]
+    ways = ["--master-port", str(_free_port())] if launcher == "gloo" else GPUS if gpu else HOST
+    ways = [*ways, *(f"--preload={module}" for module in preload)]
+    command = [*LAUNCHERS[launcher], *ways, "--nproc-per-node", str(ranks)]
+    command += [str(PROGRAMS / script), *arguments]
     environment = os.environ | ENVIRONMENT
     environment |= {"FRAMEWORKS_OUT": str(folder / "digests"), "FRAMEWORKS_LAUNCHER": launcher}
     begin = time.monotonic()

@@ -158,3 +158,55 @@ def test_output_of_instances_is_that_of_processes(
     assert found.stdout == expected.out
     for line in expected.err.splitlines():
         assert line in found.stderr
+
+
+@pytest.mark.parametrize(("options", "times"), [([], 3), (["--preload", "large"], 1)])
+def test_a_preloaded_module_is_imported_once(
+    options: list[str], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the GPUs that ranks have, and what a rank changes in it is the rank's."""
+    monkeypatch.delitem(sys.modules, "large", raising=False)
+    note = "import os, torch\nopen('imports', 'a').write(f'{torch.cuda.device_count()} ')\nx = []\n"
+    (tmp_path / "large.py").write_text(note)
+    program = "import large\nlarge.x.append(rank)\ndist.barrier()\nassert large.x == [rank]\n"
+    path = script(tmp_path, dedent(BEGIN) + program)
+    monkeypatch.chdir(tmp_path)
+    count = ["--nproc-per-node", "3", "--device", "cpu"]
+    assert main(["torchrun", "--processes", *count, *options, path]) == 0
+    assert (tmp_path / "imports").read_text() == "3 " * times
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("absent", "preload absent: ModuleNotFoundError: No module named 'absent'"),
+        ("failing", "preload failing: ZeroDivisionError"),
+        ("threaded", r"preload threaded: its import starts threads \(beside\)"),
+    ],
+)
+def test_a_module_that_cannot_be_preloaded(
+    module: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "failing.py").write_text("1 / 0\n")
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nend = threading.Event()\n"
+        "threading.Thread(target=end.wait, name='beside', daemon=True).start()\n"
+    )
+    path = script(tmp_path, "print('runs')\n")
+    options = ["--processes", "--nproc-per-node", "2", "--preload", module]
+    assert main(["torchrun", *options, path]) == 1
+    if module in sys.modules and module == "threaded":
+        sys.modules[module].end.set()
+    output = capsys.readouterr()
+    assert re.search(said, output.err) and "runs" not in output.out
+
+
+def test_threads_preload_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "print('runs')\n")
+    assert main(["torchrun", "--threads", "--preload", "large", path]) == 2
+    assert "--preload is for ranks as processes" in capsys.readouterr().err

@@ -490,3 +490,32 @@ def test_groups_with_a_common_rank_are_the_same() -> None:
 
     with pytest.raises(CollectiveMismatchError, match="same groups in the same order"):
         launch(program, 3)
+
+
+def unlike(rank: int) -> tuple[list[list[float]], list[list[float]]]:
+    """A reduce_scatter of a list of several shapes, and the reduces that it is made of."""
+    dist.init_process_group("nccl")
+    ranks = dist.get_world_size()
+    torch.manual_seed(rank)
+    rows = [torch.randn(2 * root, 3) for root in range(ranks)]
+    scattered = torch.empty(2 * rank, 3)
+    dist.reduce_scatter(scattered, rows)
+    for root, row in enumerate(rows):
+        dist.reduce(row, root)
+    return scattered.tolist(), rows[rank].tolist()
+
+
+@pytest.mark.parametrize("reduction", ["linear", "nccl-ring", "tree accumulate=float64"])
+def test_nccl_reduces_and_scatters_lists_of_several_shapes(reduction: str) -> None:
+    for scattered, reduced in launch(unlike, 3, reduction=reduction):
+        assert scattered == reduced
+
+
+def unlike_over_gloo(rank: int) -> None:
+    dist.init_process_group("gloo")
+    dist.reduce_scatter(torch.empty(rank + 1), [torch.ones(1), torch.ones(2)])
+
+
+def test_gloo_scatters_tensors_of_one_shape() -> None:
+    with pytest.raises(ReplicaError, match="reduce_scatter .*invalid tensor size at index 1"):
+        launch(unlike_over_gloo, 2)

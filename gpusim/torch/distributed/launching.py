@@ -123,10 +123,12 @@ def run_ranks(
     around: Around | None = None,
     leaves_blocked: bool = False,
     seed: int = 0,
+    preload: Sequence[str] = (),
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`.
 
-    `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code.
+    `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code. `preload`: modules
+    that are imported once, before ranks are forked, if they are processes.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
@@ -165,6 +167,7 @@ def run_ranks(
         # A rank's own collectives of gpusim.lax are its own, and not those of all instances.
         with without_world():  # which ranks do not enter
             found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
+            found.preload = preload
             found.scheduler.leaves_blocked = leaves_blocked
             found.scheduler.caller = "torchrun" if leaves_blocked else "launch"
             return found.execute()

@@ -104,12 +104,13 @@ def main() -> None:
     settings = OptimizerConfig(optimizer="adam", lr=5e-3, use_distributed_optimizer=args.zero)
     optimizer = get_megatron_optimizer(settings, chunks)
     data, pipeline = state.get_data_parallel_group(), state.get_pipeline_model_parallel_group()
-    count = min(MICROBATCHES, share := SAMPLES // data.size())
+    share = max(1, SAMPLES // data.size())
+    count = min(MICROBATCHES, share)
     run: Any = get_forward_backward_func()
     how = {"num_microbatches": count, "seq_length": LENGTH, "micro_batch_size": share // count}
     generator = torch.Generator().manual_seed(0)
-    starts = torch.randint(VOCABULARY, (args.steps, SAMPLES, 1), generator=generator).cuda()
-    texts = (starts + 7 * torch.arange(LENGTH + 1, device="cuda")) % VOCABULARY
+    starts = torch.randint(VOCABULARY, (args.steps, share * data.size(), 1), generator=generator)
+    texts = (starts.cuda() + 7 * torch.arange(LENGTH + 1, device="cuda")) % VOCABULARY
     losses = torch.zeros(args.steps, device="cuda")
     for step, batch in enumerate(texts.chunk(data.size(), 1)[data.rank()]):
         for chunk in chunks:

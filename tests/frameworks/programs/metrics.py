@@ -6,7 +6,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import CatMetric, MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+)
 from torchmetrics.retrieval import RetrievalMRR
 
 CLASSES = 4
@@ -17,7 +21,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(6)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, CLASSES)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, CLASSES))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     metrics = MetricCollection(
         {
@@ -29,7 +35,7 @@ def main() -> None:
     )
     mean, losses, ranking = MeanMetric(), CatMetric(), RetrievalMRR()
     draw = torch.Generator().manual_seed(7 + rank)
-    for epoch in range(3):
+    for _ in range(3):
         for step in range(6):
             inputs = torch.randn(5 + (rank + step) % 3, 9, generator=draw)
             labels = inputs[:, :CLASSES].argmax(1)
@@ -44,12 +50,8 @@ def main() -> None:
                 losses.update(each.detach())
             queries = torch.arange(len(labels)) // 3 + 100 * rank
             ranking.update(logits.detach()[:, 0], labels == 0, indexes=queries)
-        digest.say("epoch", epoch)
-        digest.say("metrics", metrics.compute())
-        digest.say("mean", mean.compute())
-        digest.say("losses", losses.compute())
-        digest.say("ranking", ranking.compute())
         for metric in (metrics, mean, losses, ranking):
+            digest.say(type(metric).__name__, metric.compute())
             metric.reset()
     dist.barrier()
     dist.destroy_process_group()

@@ -4,7 +4,7 @@ import digest
 import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
-from trl_sft import WORDS, said, tiny, tokenizer
+from trl_sft import WORDS, said, saved, tokenizer
 
 
 def text(words: int) -> str:
@@ -36,7 +36,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = DPOTrainer(
-        tiny(),
+        saved(),
         args=arguments,
         train_dataset=Dataset.from_list(rows[:117]),
         eval_dataset=Dataset.from_list(rows[117:]),

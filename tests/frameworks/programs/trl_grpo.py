@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl_dpo import text
-from trl_sft import said, tiny, tokenizer
+from trl_sft import said, saved, tokenizer
 
 
 def high(completions: list[str], **_: object) -> list[float]:
@@ -37,7 +37,7 @@ def main() -> None:
     )
     rows = Dataset.from_list([{"prompt": text(4)} for _ in range(64)])
     trainer = GRPOTrainer(
-        tiny(), high, args=arguments, train_dataset=rows, processing_class=tokenizer()
+        saved(), high, args=arguments, train_dataset=rows, processing_class=tokenizer()
     )
     trainer.train()
     said(trainer.state.log_history)

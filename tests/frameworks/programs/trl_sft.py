@@ -1,5 +1,7 @@
 """TRL's SFTTrainer on a tiny Llama and sequences that are tokens already."""
 
+import os
+
 import digest
 import torch
 from datasets import Dataset
@@ -24,6 +26,13 @@ def tiny() -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=len(WORDS), num_attention_heads=4, **sizes, **special)
     )
+
+
+def saved() -> str:
+    """The folder of a saved model: TRL loads the reference from where the policy came from."""
+    folder = f"model-{os.environ['RANK']}"
+    tiny().save_pretrained(folder)
+    return folder
 
 
 def said(history: list[dict[str, float]]) -> None:

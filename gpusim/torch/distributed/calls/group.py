@@ -300,7 +300,7 @@ class RankGroup(Reductions, NamedGroup):
             check.fail(
                 f"invalid tensor size: {check.rules.name} gathers tensors of one dtype and shape, "
                 f"got an output {differing[0]!r} for the input {kind_of(tensor)!r}; pad the "
-                "tensors, or use nccl"
+                "tensors, or use nccl without the reduction gloo-ring"
             )
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:

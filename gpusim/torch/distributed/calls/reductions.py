@@ -237,7 +237,10 @@ class Reductions:
         check.one("outputs", outs)
         check.one("inputs", lists)
         check.count("inputs", given)
-        check.alike("inputs", given, outs[0])
+        unlike = check.rules.gathers_unlike and any(x.shape != given[0].shape for x in given)
+        if unlike:
+            check.one_dtype("inputs", given)
+        check.alike("inputs", given[self._place :][:1] if unlike else given, outs[0])
         check.dtype(outs[0])
         check.operator(name, outs[0])
         in_memory = check.layout([*given, *outs]) is Layout.DENSE
@@ -251,7 +254,11 @@ class Reductions:
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
-            results = fold_lists(members, op, what, reduction, number)
+            if unlike:  # NCCL makes a reduce of each
+                columns = enumerate(zip(*members, strict=True))
+                results = [fold(x, op, "reduce", reduction, number, root) for root, x in columns]
+            else:
+                results = fold_lists(members, op, what, reduction, number)
             pairs = zip(parts, results, strict=True)
             move([(target, result_like(target, result)) for (target, _), result in pairs])
 

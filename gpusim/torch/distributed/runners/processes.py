@@ -290,11 +290,33 @@ class ProcessLaunch(LaunchOfProcesses):
 
     # Forking
 
-    @contextmanager
-    def _processes(self) -> Iterator[None]:
-        # Once here, so that all processes share the pages.
+    def _import_shared(self) -> None:
+        """Import modules once, so that all processes share their pages.
+
+        A module that asks for GPUs finds those of rank 0, in this thread and until it is imported.
+        """
         for name in LOADED:
             importlib.import_module(f"torch.{name}")
+        if not self.preload:
+            return
+        before = threading.enumerate()
+        for name in self.preload:
+            with self.gpus(), self.gpus_of(self.ranks[0]):
+                try:
+                    importlib.import_module(name)
+                except Exception as error:
+                    kind = type(error).__name__
+                    raise GpusimError(f"preload {name}: {kind}: {error}") from error
+            begun = [each.name for each in threading.enumerate() if each not in before]
+            if begun:  # which may hold locks, and which the processes would lack
+                raise GpusimError(
+                    f"preload {name}: its import starts threads ({', '.join(begun)}), which ranks "
+                    "that are forked afterwards lack; let each rank import it"
+                )
+
+    @contextmanager
+    def _processes(self) -> Iterator[None]:
+        self._import_shared()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = FILES * self.size + 256
         if files[0] < needed <= files[1] or files[1] == resource.RLIM_INFINITY:

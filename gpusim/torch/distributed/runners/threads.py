@@ -152,6 +152,8 @@ class Launch:
     #: Whether ranks are threads, which share the process's globals.
     shares_globals = True
     store_type: type[RankStore] = RankStore
+    #: Modules that are imported once, before ranks are forked. Threads share theirs anyway.
+    preload: Sequence[str] = ()
 
     def __init__(
         self,
