@@ -43,39 +43,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     machine = _machine()
     before, known = read(options.json)
-    same_machine = all(before.get(name) == machine[name] for name in ("processor", "versions"))
-    bad, begin = [], time.monotonic()
+    comparable = all(before.get(name) == machine[name] for name in ("processor", "versions"))
+    order = [(row.program, ranks) for row in ROWS for ranks in (*row.ranks, *row.scale)]
+    bad, begin = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="frameworks-", ignore_cleanup_errors=True) as folder:
-        compare = _Comparison(Path(folder), options.output)
+        comparison = _Comparison(Path(folder), options.output)
         for number, (row, ranks) in enumerate(cases, 1):
-            case = compare.case(row, ranks)
+            case = comparison.case(row, ranks)
             last = known.get(case.key)
-            repeats = not (
-                same_machine and last and last.outcome in GOOD and last.outcome != case.outcome
-            )
-            if same_machine and last and last.digest != case.digest and case.outcome in GOOD:
-                repeats = False
-            said = case.outcome + (f": {case.cause}" if case.cause else "")
-            if not repeats:
-                said += " (NOT THE DIGESTS OF THE LAST RUN)"
-            if case.outcome not in GOOD or not repeats:
-                bad.append(case)
+            changed = comparable and last is not None and last.digest != case.digest
+            bad += changed or case.outcome not in GOOD
             known[case.key] = case
             minutes = (time.monotonic() - begin) / 60
             print(
-                f"[{number}/{len(cases)}, {minutes:.0f} min] {case.program} on {ranks}: {said}"
+                f"[{number}/{len(cases)}, {minutes:.0f} min] {case.program} on {ranks}: "
+                f"{case.outcome}{f': {case.cause}' if case.cause else ''}"
+                f"{' (NOT THE DIGESTS OF THE LAST RUN)' if changed else ''}"
                 f" ({case.steps} steps, {case.seconds[1]:.0f} s)",
                 flush=True,
             )
             if not options.dry:
-                order = [(row.program, n) for row in ROWS for n in (*row.ranks, *row.scale)]
                 write(options.json, machine, [known[key] for key in order if key in known])
     minutes = (time.monotonic() - begin) / 60
     if options.dry:
         print(table(ROWS, known))
     else:
         page(options.page, table(ROWS, known))
-    print(f"{len(cases)} cases in {minutes:.0f} minutes, {len(bad)} not as they should be")
+    print(f"{len(cases)} cases in {minutes:.0f} minutes, {bad} not as they should be")
     return 1 if bad else 0
 
 

@@ -206,12 +206,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(output: str) -> str:
-    """The last line that names an error, else the last.
+    """The last line that names an error, and not that ranks have failed; else the last.
 
     >>> _reason("Traceback ...\\n[rank1]: ValueError: odd\\nbye")
     'ValueError: odd'
     """
     lines = [re.sub(r"^\[rank\d+\]: ", "", each).strip() for each in output.splitlines()]
+    lines = [line for line in lines if "ChildFailedError" not in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (errors or [line for line in lines if line] or ["no output"])[-1][:300]
 

@@ -108,7 +108,7 @@ def _summary(cases: Sequence[Case]) -> list[str]:
 
 def _whole(cases: Sequence[Case]) -> list[str]:
     lines = [
-        "| framework | program | ranks | steps | result | seconds, gloo and gpusim | MB, gloo and gpusim |",
+        "| framework | program | ranks | steps | result | s: gloo, gpusim | MB: gloo, gpusim |",
         "|---|---|---|---|---|---|---|",
     ]
     family = ""

@@ -35,7 +35,8 @@ def test_make_alone_lists_the_targets() -> None:
     assert answer.returncode == 0
     listed = re.findall(r"^  make ([\w-]+)  +\S", answer.stdout, re.MULTILINE)
     expected = ["help", "demo", "test", "test-all", "test-newest", "test-machines", "frameworks"]
-    assert listed == [*expected, "lint", "docs", "bench", "gpu", "gpu-wheels", "gpu-kernels", "gpu-env", "clean"]
+    expected += ["lint", "docs", "bench", "gpu", "gpu-wheels", "gpu-kernels", "gpu-env", "clean"]
+    assert listed == expected
 
 
 def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:

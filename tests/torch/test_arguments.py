@@ -517,5 +517,5 @@ def unlike_over_gloo(rank: int) -> None:
 
 
 def test_gloo_scatters_tensors_of_one_shape() -> None:
-    with pytest.raises(ReplicaError, match="reduce_scatter .*invalid tensor size at index 1"):
+    with pytest.raises(ReplicaError, match=r"reduce_scatter .*invalid tensor size at index 1"):
         launch(unlike_over_gloo, 2)

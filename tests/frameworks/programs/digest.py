@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,8 +31,7 @@ def watch() -> None:
         # PyTorch's gloo may hang where a group ends: its end joins, under the GIL, a thread of
         # gloo's that waits for the GIL to drop a tensor. So no group ends before the process does.
         register_optimizer_step_post_hook(lambda *_: _GROUPS.update(_world.pg_map))
-        atexit.register(os._exit, 0)
-        sys.excepthook = _fail
+        atexit.register(_leave)
 
 
 def model(module: torch.nn.Module) -> None:
@@ -48,10 +46,8 @@ def say(name: str, value: object) -> None:
     _write(name, text)
 
 
-def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, trace)
-    sys.stderr.flush()
-    os._exit(1)
+def _leave() -> None:
+    os._exit(1 if hasattr(sys, "last_value") else 0)  # Python sets it as it shows a traceback
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A training script in the manner of nanoGPT: DDP, no_sync, clipping, cosine schedule, evaluation."""
+"""A training script in the manner of nanoGPT: DDP, no_sync, clipping, a schedule, evaluation."""
 
 import contextlib
 import math

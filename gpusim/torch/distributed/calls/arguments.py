@@ -64,8 +64,8 @@ class Rules:
     - `averages_integers`: whether ReduceOp.AVG of integers divides the sum, toward zero.
     - `lists`: whether a group's `allreduce` and `broadcast` take several tensors, which become one
       operand: `allreduce([a, b])` adds over the list and the ranks.
-    - `gathers_unlike`: whether `all_gather`, and a list of `reduce_scatter`, take tensors of several
-      shapes.
+    - `gathers_unlike`: whether `all_gather`, and `reduce_scatter` of a list, take tensors of
+      several shapes.
     - `stacks`: whether `all_gather_into_tensor` and `reduce_scatter_tensor` go by the number of
       elements, so that tensors may be stacked; else their first axis counts.
     - `sends_to_itself`: whether a rank can send to itself.

@@ -34,6 +34,7 @@ class Reductions:
     """The calls that reduce."""
 
     _key: GroupKey
+    _place: int
     _chooser: Chooser | None
     _folds: int
 
