@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [
         (row, ranks)
         for row in ROWS
-        for ranks in (*row.ranks, *row.scale)
+        for ranks in (row.scale if options.many else row.ranks)
         if not options.ranks or ranks in options.ranks
         if options.only.lower() in f"{row.family} {row.what} {row.program}".lower()
     ]
@@ -174,6 +174,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help=text)
     text = f"only on so many ranks; may be repeated (both launchers: {BOTH})"
     parser.add_argument("--ranks", type=int, action="append", metavar="N", help=text)
+    text = "run on the many ranks that are simulated alone, and compare nothing with gloo"
+    parser.add_argument("--many", action="store_true", help=text)
     parser.add_argument("--list", action="store_true", help="list the cases, and run none")
     parser.add_argument("--output", action="store_true", help="show what the programs print")
     parser.add_argument(

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 __all__ = ["ABSENT", "ROWS", "Row"]
 
-#: Ranks that both launchers run; more are simulated alone.
+#: Ranks that both launchers run.
 BOTH = (2, 4)
+#: Ranks that are simulated alone, by `--many`.
+MANY = (64, 256)
 #: What the many simulated ranks of a family import once.
 PRELOAD: dict[str, tuple[str, ...]] = {
     "accelerate": ("accelerate", "transformers.models.llama.modeling_llama"),
@@ -27,7 +29,7 @@ class Row:
 
     **Attributes**: `family`, the framework; `package`, the distribution whose version is shown;
     `what`, a few words; `program`, a file of `programs` with its arguments; `ranks`, where it is
-    compared with gloo; `scale`, where it runs on simulated ranks alone; `gpu`, whether it asks for
+    compared with gloo; `scale`, where it runs on simulated ranks alone (`--many`); `gpu`, whether it asks for
     GPUs, which gloo's machine lacks: then `reference`, if any, is the program whose values on one
     rank the values have to equal, up to float32 rounding.
     """
@@ -44,7 +46,6 @@ class Row:
 
 SCHEDULES = (
     "GPipe",
-    "1F1B",
     "Interleaved1F1B",
     "LoopedBFS",
     "InterleavedZeroBubble",
@@ -72,21 +73,22 @@ def _deepspeed(stage: int, options: str = "", scale: tuple[int, ...] = ()) -> Ro
 
 
 ROWS: tuple[Row, ...] = (
-    _torch("DDP", "ddp.py", 64, 256),
-    _torch("FSDP1", "fsdp.py --version 1", 64),
+    _torch("DDP", "ddp.py", *MANY),
+    _torch("FSDP1", "fsdp.py --version 1"),
     _torch("FSDP1, bfloat16", "fsdp.py --version 1 --strategy SHARD_GRAD_OP --bf16"),
     _torch("FSDP1, original parameters", "fsdp.py --version 1 --original"),
-    _torch("FSDP2", "fsdp.py", 64, 256),
+    _torch("FSDP2", "fsdp.py", *MANY),
     _torch("FSDP2, bfloat16", "fsdp.py --bf16"),
     _torch("tensor parallel, with FSDP2 on 4", "tensor_parallel.py", 64),
-    _torch("context parallel", "context_parallel.py", 64),
+    _torch("context parallel", "context_parallel.py"),
     _torch("DDP compiled", "compiled.py"),
     _torch("FSDP2 compiled", "compiled.py --fsdp2"),
     _torch("checkpoints between 1, 2 and all ranks", "checkpoint.py"),
+    _torch("pipeline", "pipeline.py 1F1B", 64, family="pipelining"),
     *(_torch("pipeline", f"pipeline.py {name}", family="pipelining") for name in SCHEDULES),
-    _torch("a script in its manner", "nano_gpt.py", 64, family="nanoGPT"),
-    _torch("a model in its manner", "dlrm.py", family="DLRM"),
-    _megatron("data parallel", "", 2, scale=(64,)),
+    _torch("a script in its manner", "nano_gpt.py", *MANY, family="nanoGPT"),
+    _torch("a model in its manner", "dlrm.py", *MANY, family="DLRM"),
+    _megatron("data parallel", "", 2, scale=MANY),
     _megatron("distributed optimizer", "--zero"),
     _megatron("tensor and sequence parallel", "--tp 2 --sp", 2),
     _megatron("tensor and sequence parallel, distributed optimizer", "--tp 2 --sp --zero", 4),
@@ -96,18 +98,18 @@ ROWS: tuple[Row, ...] = (
     _megatron("experts, tensor and sequence parallel", "--tp 2 --sp --ep 2", 4),
     _megatron("tensor, pipeline and data parallel", "--tp 2 --pp 2", 4, 8),
     _deepspeed(1),
-    _deepspeed(2, scale=(64,)),
+    _deepspeed(2, scale=MANY),
     _deepspeed(2, " --bf16"),
     _deepspeed(3),
     Row("torchao", "torchao", "int8, FSDP2", "torchao_training.py --kind int8", scale=(64,)),
     Row("torchao", "torchao", "float8, FSDP2", "torchao_training.py --kind float8"),
-    Row("accelerate", "accelerate", "loop, state", "accelerate_loop.py", scale=(64,)),
+    Row("accelerate", "accelerate", "loop, state", "accelerate_loop.py", scale=MANY),
     Row("accelerate", "accelerate", "FSDP2", "accelerate_fsdp2.py"),
     Row("accelerate", "accelerate", "FSDP2, bfloat16", "accelerate_fsdp2.py --bf16"),
-    Row("transformers", "transformers", "Trainer, DDP", "trainer.py --mode ddp", scale=(64,)),
+    Row("transformers", "transformers", "Trainer, DDP", "trainer.py --mode ddp", scale=MANY),
     Row("transformers", "transformers", "Trainer, FSDP2", "trainer.py --mode fsdp2"),
     Row("transformers", "transformers", "Trainer, tp_plan", "trainer.py --mode tp"),
-    Row("Lightning", "lightning", "Fabric, DDP", "fabric.py --strategy ddp", scale=(64,)),
+    Row("Lightning", "lightning", "Fabric, DDP", "fabric.py --strategy ddp", scale=MANY),
     Row("Lightning", "lightning", "Fabric, FSDP2 and TP", "fabric.py --strategy model_parallel"),
     Row("Lightning", "lightning", "Trainer, DDP", "lightning_trainer.py --strategy ddp"),
     Row(
@@ -124,8 +126,8 @@ ROWS: tuple[Row, ...] = (
         "lightning_trainer.py --strategy fsdp --gpu",
         gpu=True,
     ),
-    Row("TorchMetrics", "torchmetrics", "metrics under DDP", "metrics.py", scale=(64,)),
-    Row("TRL", "trl", "SFTTrainer", "trl_sft.py"),
+    Row("TorchMetrics", "torchmetrics", "metrics under DDP", "metrics.py", scale=MANY),
+    Row("TRL", "trl", "SFTTrainer", "trl_sft.py", scale=MANY),
     Row("TRL", "trl", "DPOTrainer", "trl_dpo.py"),
     Row("TRL", "trl", "GRPOTrainer", "trl_grpo.py"),
 )

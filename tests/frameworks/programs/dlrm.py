@@ -7,28 +7,28 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_to_all_single
 from torch.nn.parallel import DistributedDataParallel
 
-TABLES, ROWS, WIDTH, BATCH = 8, 50, 8, 6
+ROWS, WIDTH, BATCH = 50, 8, 6
 
 
 class Interaction(nn.Module):
     """Products of all pairs of embeddings and the dense features, and two layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: int) -> None:
         super().__init__()
         self.bottom = nn.Linear(5, WIDTH)
-        pairs = (TABLES + 1) * TABLES // 2
+        pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(nn.Linear(WIDTH + pairs, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         x = self.bottom(dense).relu()
         features = torch.cat([x[:, None], sparse], 1)
         products = features @ features.mT
-        above = torch.tril_indices(TABLES + 1, TABLES + 1, -1)
-        return self.top(torch.cat([x, products[:, above[0], above[1]]], 1)).squeeze(1)
+        below = torch.tril_indices(features.shape[1], features.shape[1], -1)
+        return self.top(torch.cat([x, products[:, below[0], below[1]]], 1)).squeeze(1)
 
 
 def exchange(mine: Tensor, tables: list[int], rank: int) -> Tensor:
-    """Turn (ranks * BATCH, own tables, WIDTH) into (BATCH, TABLES, WIDTH): columns to rows."""
+    """Turn (ranks * BATCH, own tables, WIDTH) into (BATCH, all tables, WIDTH): columns to rows."""
     ranks = len(tables)
     sent = [BATCH * tables[rank] * WIDTH] * ranks
     received = [BATCH * count * WIDTH for count in tables]
@@ -44,18 +44,19 @@ def main() -> None:
     digest.watch()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    tables = [TABLES * (n + 1) // ranks - TABLES * n // ranks for n in range(ranks)]
+    count = max(8, ranks)
+    tables = [count * (n + 1) // ranks - count * n // ranks for n in range(ranks)]
     torch.manual_seed(0)
-    bags = [nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True) for _ in range(TABLES)]
+    bags = [nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True) for _ in range(count)]
     first = sum(tables[:rank])
     own = nn.ModuleList(bags[first : first + tables[rank]])
-    model = DistributedDataParallel(Interaction())
+    model = DistributedDataParallel(Interaction(count))
     dense_optimizer = torch.optim.Adagrad(model.parameters(), lr=1e-2)
     sparse_optimizer = torch.optim.Adagrad(own.parameters(), lr=1e-2)
     for step in range(10):
         generator = torch.Generator().manual_seed(step)
         dense = torch.randn(ranks * BATCH, 5, generator=generator)
-        sparse = torch.randint(ROWS, (TABLES, ranks * BATCH, 3), generator=generator)
+        sparse = torch.randint(ROWS, (count, ranks * BATCH, 3), generator=generator)
         clicks = (dense.sum(1) > 0).float()
         here = slice(rank * BATCH, (rank + 1) * BATCH)
         columns = [bag(sparse[first + n]) for n, bag in enumerate(own)]
