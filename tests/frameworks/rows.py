@@ -29,9 +29,9 @@ class Row:
 
     **Attributes**: `family`, the framework; `package`, the distribution whose version is shown;
     `what`, a few words; `program`, a file of `programs` with its arguments; `ranks`, where it is
-    compared with gloo; `scale`, where it runs on simulated ranks alone (`--many`); `gpu`, whether it asks for
-    GPUs, which gloo's machine lacks: then `reference`, if any, is the program whose values on one
-    rank the values have to equal, up to float32 rounding.
+    compared with gloo; `scale`, where it runs on simulated ranks alone (`--many`); `gpu`, whether
+    it asks for GPUs, which gloo's machine lacks: then `reference`, if any, is the program whose
+    values on one rank the values have to equal, up to float32 rounding.
     """
 
     family: str
@@ -81,12 +81,21 @@ ROWS: tuple[Row, ...] = (
     _torch("FSDP2, bfloat16", "fsdp.py --bf16"),
     _torch("tensor parallel, with FSDP2 on 4", "tensor_parallel.py", 64),
     _torch("context parallel", "context_parallel.py"),
+    Row(
+        "PyTorch",
+        "torch",
+        "PyTorch's context_parallel",
+        "context_parallel_torch.py",
+        gpu=True,
+        reference="context_parallel_torch.py",
+    ),
     _torch("DDP compiled", "compiled.py"),
     _torch("FSDP2 compiled", "compiled.py --fsdp2"),
-    _torch("checkpoints between 1, 2 and all ranks", "checkpoint.py"),
+    Row("PyTorch", "torch", "checkpoints between 1, 2, 4 and 8 ranks", "checkpoint.py", (2, 4, 8)),
     _torch("pipeline", "pipeline.py 1F1B", 64, family="pipelining"),
     *(_torch("pipeline", f"pipeline.py {name}", family="pipelining") for name in SCHEDULES),
     _torch("a script in its manner", "nano_gpt.py", *MANY, family="nanoGPT"),
+    _torch("a trainer in its manner", "mini_gpt.py", family="minGPT"),
     _torch("a model in its manner", "dlrm.py", *MANY, family="DLRM"),
     _megatron("data parallel", "", 2, scale=MANY),
     _megatron("distributed optimizer", "--zero"),
@@ -103,6 +112,14 @@ ROWS: tuple[Row, ...] = (
     _deepspeed(3),
     Row("torchao", "torchao", "int8, FSDP2", "torchao_training.py --kind int8", scale=(64,)),
     Row("torchao", "torchao", "float8, FSDP2", "torchao_training.py --kind float8"),
+    Row(
+        "Triton",
+        "triton",
+        "a kernel, interpreted",
+        "triton_kernel.py",
+        gpu=True,
+        reference="triton_kernel.py",
+    ),
     Row("accelerate", "accelerate", "loop, state", "accelerate_loop.py", scale=MANY),
     Row("accelerate", "accelerate", "FSDP2", "accelerate_fsdp2.py"),
     Row("accelerate", "accelerate", "FSDP2, bfloat16", "accelerate_fsdp2.py --bf16"),

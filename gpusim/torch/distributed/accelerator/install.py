@@ -32,6 +32,7 @@ from ..private import (
 from ..tracebacks import frames_of
 from .attention import attention_on_cpu
 from .devices import CPU, CpuAsCuda, current_mode, forget_warnings, is_told, warn
+from .kernels import triton_on_cpu
 from .marks import gpu_of, mark_of_all
 from .names import ACCELERATOR, CLASSES, CUDA, REFUSED, Played, nothing
 from .replacing import Rewrite, install_names, restoring, rewriting, under_mode
@@ -125,6 +126,7 @@ def cpu_as_accelerator() -> Iterator[None]:
             genuine = getattr(torch.autocast, name)
             replace(stack, torch.autocast, name, both(genuine))
         stack.enter_context(attention_on_cpu())
+        triton_on_cpu(stack)
         yield
 
 
