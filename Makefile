@@ -47,11 +47,13 @@ test-newest: newest-env  ## the tests that rest on torch and JAX, and the ports,
 test-machines: $(VENV)/.python  ## the wheel alone, and `make gpu` on a GPU machine's image; ARGS=wheel, ARGS=image
 	@$(BIN)/python -m tests.machines $(ARGS)
 
-# An environment of its own: some 2 GB of wheels, whose versions are pinned. NEWEST=1 takes the newest
-# in another one, and writes nothing.
+# An environment of its own: some 2 GB with PyTorch's build for the CPU, 7 with CUDA's. NEWEST=1 takes
+# the newest releases, in another environment, and writes nothing.
 FRAMEWORKS := .venv-frameworks$(if $(NEWEST),-newest)
 frameworks:  ## run frameworks' programs over gloo and on simulated ranks, and write docs/frameworks.md
 	@$(MAKE) --no-print-directory VENV=$(FRAMEWORKS) $(FRAMEWORKS)/.frameworks
+	$(if $(NEWEST),@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --upgrade --requirement $(FRAMEWORKS)/requirements.txt)
 	@$(FRAMEWORKS)/bin/python -m tests.frameworks $(if $(NEWEST),--dry) $(ARGS)
 
 lint: $(VENV)/.test  ## style, format and types
@@ -103,7 +105,7 @@ $(FRAMEWORKS)/.frameworks: tests/frameworks/requirements.txt pyproject.toml $(VE
 	@echo "Installing the frameworks into $(VENV), once; this takes some minutes ..."
 	@sed 's/ *#.*//$(if $(NEWEST),; s/==.*//)' $< > $(VENV)/requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    $(if $(NEWEST),--upgrade) --requirement $(VENV)/requirements.txt --editable .
+	    --requirement $(VENV)/requirements.txt --editable .
 	@touch $@
 
 # An interpreter counts when it runs, is new enough, and can make environments: a name on

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,8 @@ CUDA_NEEDS_THREADS = (
 NO_INPUT = "with --only-rank R, rank R alone has the standard input"
 
 NO_PRELOAD = "--preload is for ranks as processes; threads share what one of them imports"
+
+PRELOAD_HERE = "--preload is for the processes of one instance: leave out --instances"
 
 NO_THREADS = "--instances runs ranks as processes: leave out --threads"
 
@@ -200,7 +203,8 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MODULE",
         help="import a module once, before the ranks' processes are forked, which then share it; "
-        "without it each rank imports it for itself, as torchrun's do. May be repeated",
+        "without it each rank imports it for itself, as torchrun's do. All ranks have what it "
+        "computes as it is imported. May be repeated",
     )
     shared_options.add_seed(
         parser,
@@ -276,7 +280,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(NO_THREADS)
     if options.device == "cuda":
         check_cuda(options)
-    if options.preload and not (runs_processes(options) or options.instances > 1):
+    if options.preload and options.instances > 1:
+        raise UsageError(PRELOAD_HERE)
+    if options.preload and not runs_processes(options):
         raise UsageError(NO_PRELOAD)
     shared_options.check_records(options)
     try:
@@ -465,13 +471,15 @@ def note_instances(ranks: int) -> None:
 
 
 def end(code: int, known: Sequence[Any]) -> int:
-    """The exit code; ends the process at once if ranks have left workers of DataLoaders.
+    """The exit code; ends the process at once if a failure has left workers or threads.
 
-    A rank that was ended may have held a lock that it shares with its workers, and Python's own end
-    would wait for it.
+    A rank that was ended may have held a lock that it shares with its DataLoaders' workers, and
+    Python's own end would wait for it, as for threads that are no daemons.
     """
     left = [worker for worker in multiprocessing.active_children() if worker not in known]
-    if not left:
+    main = threading.main_thread()
+    waits = any(not each.daemon for each in threading.enumerate() if each is not main)
+    if not left and not waits:
         return code
     for worker in left:
         worker.kill()

@@ -9,12 +9,15 @@ A run with the versions and the processor of the last one compares its digests t
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,19 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{row.family:<16} {ranks:>4} {row.program}" for row, ranks in cases))
         return 0
+    if not cases:
+        print("python -m tests.frameworks: no case is so; --list shows all", file=sys.stderr)
+        return 2
     machine = _machine()
-    before, known = read(options.json)
-    comparable = all(before.get(name) == machine[name] for name in ("processor", "versions"))
+    known = read(options.json)[1]
     order = [(row.program, ranks) for row in ROWS for ranks in (*row.ranks, *row.scale)]
     bad, begin = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="frameworks-", ignore_cleanup_errors=True) as folder:
-        comparison = _Comparison(Path(folder), options.output)
+        comparison = Comparison(Path(folder), machine, options.output)
         for number, (row, ranks) in enumerate(cases, 1):
             case = comparison.case(row, ranks)
-            last = known.get(case.key)
-            changed = comparable and last is not None and last.digest != case.digest
+            changed = has_changed(known.get(case.key), case)
             bad += changed or case.outcome not in GOOD
-            known[case.key] = case
+            if not changed or options.accept:  # else the next run would find nothing
+                known[case.key] = case
             minutes = (time.monotonic() - begin) / 60
             print(
                 f"[{number}/{len(cases)}, {minutes:.0f} min] {case.program} on {ranks}: "
@@ -73,11 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-class _Comparison:
+def has_changed(last: Case | None, case: Case) -> bool:
+    """Whether a good case has other digests than the last good one of such a machine."""
+    return (
+        last is not None
+        and (last.machine, last.outcome in GOOD, case.outcome in GOOD) == (case.machine, True, True)
+        and last.digest != case.digest
+    )
+
+
+class Comparison:
     """Runs cases in folders of their own. `ones` has the runs on one rank, by program."""
 
-    def __init__(self, folder: Path, show: bool) -> None:
+    def __init__(self, folder: Path, machine: Mapping[str, object], show: bool = False) -> None:
         self.folder, self.show = folder, show
+        bits = json.dumps([machine[name] for name in ("processor", "versions")])
+        self.machine = hashlib.sha256(bits.encode()).hexdigest()[:8]
         self.ones: dict[str, Run] = {}
         self.count = 0
 
@@ -100,6 +116,7 @@ class _Comparison:
             outcome,
             cause,
             ours.steps,
+            self.machine,
             ours.digest,
             (round(real.seconds, 1) if real else None, round(ours.seconds, 1)),
             (round(real.megabytes) if real else None, round(ours.megabytes)),
@@ -139,16 +156,16 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
     >>> _distance([1.0, 2.0], [1.0, 2.5])
     0.2
-    >>> _distance([1.0], [])
-    inf
+    >>> _distance([1.0], []), _distance([math.nan], [math.nan])
+    (inf, inf)
     """
-    if len(one) != len(other) or not one:
-        return float("inf")
+    if len(one) != len(other) or not one or not all(map(math.isfinite, (*one, *other))):
+        return math.inf
     return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(one, other, strict=True))
 
 
 def _machine() -> dict[str, object]:
-    """What the digests may depend on, and the commit."""
+    """Return the processor and versions, on which digests may depend, and the commit."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(": ")[2] for line in text.splitlines() if "model name" in line]
     commit = subprocess.run(
@@ -177,6 +194,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "run on the many ranks that are simulated alone, and compare nothing with gloo"
     parser.add_argument("--many", action="store_true", help=text)
     parser.add_argument("--list", action="store_true", help="list the cases, and run none")
+    text = "take digests that differ from the last run's, with the same versions and processor"
+    parser.add_argument("--accept", action="store_true", help=text)
     parser.add_argument("--output", action="store_true", help="show what the programs print")
     parser.add_argument(
         "--json", type=Path, default=JSON, help=f"default: {JSON.relative_to(ROOT)}"

@@ -1,10 +1,10 @@
-"""The rows of the table: which program of which framework runs on how many ranks."""
+"""The rows of the table: programs of frameworks, and on how many ranks they run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ABSENT", "ROWS", "Row"]
+__all__ = ["ABSENT", "BOTH", "MANY", "PRELOAD", "ROWS", "Row"]
 
 #: Ranks that both launchers run.
 BOTH = (2, 4)
@@ -18,6 +18,7 @@ PRELOAD: dict[str, tuple[str, ...]] = {
     "Megatron-Core": ("megatron.core.models.gpt", "megatron.core.optimizer"),
     "DeepSpeed": ("deepspeed",),
     "torchao": ("torchao.float8", "torchao.prototype.quantized_training"),
+    "torchtitan": ("datasets", "torchao.float8", "torch.distributed.pipelining"),
     "TorchMetrics": ("torchmetrics.classification",),
     "TRL": ("trl", "transformers.models.llama.modeling_llama", "transformers.trainer"),
 }
@@ -72,6 +73,17 @@ def _deepspeed(stage: int, options: str = "", scale: tuple[int, ...] = ()) -> Ro
     return Row("DeepSpeed", "deepspeed", what, program, scale=scale)
 
 
+def _torchtitan(
+    what: str,
+    options: str = "",
+    ranks: tuple[int, ...] = BOTH,
+    scale: tuple[int, ...] = (),
+    gpu: bool = False,
+) -> Row:
+    program = f"torchtitan_llama.py{options}"
+    return Row("torchtitan", "torchtitan", what, program, ranks, scale, gpu)
+
+
 ROWS: tuple[Row, ...] = (
     _torch("DDP", "ddp.py", *MANY),
     _torch("FSDP1", "fsdp.py --version 1"),
@@ -110,6 +122,11 @@ ROWS: tuple[Row, ...] = (
     _deepspeed(2, scale=MANY),
     _deepspeed(2, " --bf16"),
     _deepspeed(3),
+    _torchtitan("FSDP2", scale=(64,)),
+    _torchtitan("FSDP2 and TP", " --tp 2"),
+    _torchtitan("pipeline, interleaved", " --pp 2 --schedule Interleaved1F1B", (2,)),
+    _torchtitan("FSDP2, TP and pipeline, 1F1B", " --tp 2 --pp 2", (4, 8)),
+    _torchtitan("TP and pipeline, as for GPUs", " --tp 2 --pp 2 --schedule GPipe", (4,), gpu=True),
     Row("torchao", "torchao", "int8, FSDP2", "torchao_training.py --kind int8", scale=(64,)),
     Row("torchao", "torchao", "float8, FSDP2", "torchao_training.py --kind float8"),
     Row(
@@ -150,4 +167,4 @@ ROWS: tuple[Row, ...] = (
 )
 
 #: Frameworks without a row, with the cause.
-ABSENT: dict[str, str] = {}
+ABSENT: dict[str, str] = {"verl": "its workers start under Ray, which starts processes itself"}

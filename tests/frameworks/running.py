@@ -13,18 +13,17 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.oracles.progress import TICK, Watch, descendants, processes
 
-__all__ = ["ROOT", "Run", "difference", "run"]
+__all__ = ["HOST", "LAUNCHERS", "PROGRAMS", "ROOT", "Run", "difference", "run"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -45,8 +44,12 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "PYTHONWARNINGS": "ignore",
     "PYTHONPATH": str(ROOT),
+    "CUDA_VISIBLE_DEVICES": "",  # on a machine with GPUs too
 }
+#: Settings of frameworks that the user may have.
+FOREIGN = ("ACCELERATE_", "DS_", "FSDP_", "PL_", "TORCH_", "TRITON_")
 LOOK = 0.5  # seconds between two looks at the memory, which may cost a twentieth of the time
+NUMBER = r"-?(?:\b(?:nan|inf)\b|\d[\d.]*(?:e[-+]?\d+)?)"
 LAST = 30  # lines of an output that is shown
 
 
@@ -81,9 +84,7 @@ class Run:
         """All numbers that rank 0 evaluated."""
         said = [json.loads(line) for line in self.lines.get("rank-0", ())]
         texts = (what for kind, what in said if kind not in ("step", "model"))
-        return [
-            float(each) for text in texts for each in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", text)
-        ]
+        return [float(each) for text in texts for each in re.findall(NUMBER, text)]
 
 
 def run(
@@ -102,11 +103,12 @@ def run(
     for name in ("digests", "work", "now"):
         (folder / name).mkdir(parents=True)
     script, *arguments = shlex.split(program)
-    ways = ["--master-port", str(_free_port())] if launcher == "gloo" else GPUS if gpu else HOST
+    ways = ["--standalone"] if launcher == "gloo" else GPUS if gpu else HOST
     ways = [*ways, *(f"--preload={module}" for module in preload)]
     command = [*LAUNCHERS[launcher], *ways, "--nproc-per-node", str(ranks)]
     command += [str(PROGRAMS / script), *arguments]
-    environment = os.environ | ENVIRONMENT
+    own = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
+    environment = own | ENVIRONMENT
     environment |= {"FRAMEWORKS_OUT": str(folder / "digests"), "FRAMEWORKS_LAUNCHER": launcher}
     begin = time.monotonic()
     with open(folder / "output", "w+") as output:
@@ -125,7 +127,8 @@ def run(
             megabytes = max(_memories(process, watch), default=0.0)
         finally:
             seconds = time.monotonic() - begin
-            _end(process)
+            _end(str(folder / "digests"))
+            process.wait()
         output.seek(0)
         text = output.read()
     lines = {
@@ -134,9 +137,10 @@ def run(
     error = "made no progress, and was ended" if watch.stopped else ""
     if not error and process.returncode:
         error = f"exit code {process.returncode}: {_reason(text)}"
-    if not error and len(lines) != ranks:
-        error = f"{len(lines)} of {ranks} ranks took a step"
-    return Run(error, "\n".join(text.splitlines()[-LAST:]), lines, seconds, megabytes)
+    result = Run(error, "\n".join(text.splitlines()[-LAST:]), lines, seconds, megabytes)
+    if not error and (len(lines) != ranks or not result.steps):
+        error = f"{len(lines)} of {ranks} ranks wrote digests, of {result.steps} steps or more"
+    return replace(result, error=error)
 
 
 def difference(one: Run, other: Run) -> str:
@@ -180,8 +184,8 @@ def _memories(process: subprocess.Popen[bytes], watch: Watch) -> Iterator[float]
             watch.look()
             looked = now
         if (now := time.monotonic()) >= pause:
-            tree = processes()
-            yield sum(map(_megabytes, (process.pid, *descendants(process.pid, tree))))
+            below = descendants(process.pid, processes())
+            yield sum(map(_megabytes, (process.pid, *below)))
             pause = now + max(LOOK, 20 * (time.monotonic() - now))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
@@ -195,14 +199,13 @@ def _megabytes(pid: int) -> float:
     return 0.0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a launcher's processes."""
-    for pid in descendants(process.pid, processes()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(folder: str) -> None:
+    """End what is left of a run. torchrun's ranks have sessions of their own."""
+    mark = f"FRAMEWORKS_OUT={folder}\0".encode()
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def _reason(output: str) -> str:
@@ -215,10 +218,3 @@ def _reason(output: str) -> str:
     lines = [line for line in lines if "ChildFailedError" not in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (errors or [line for line in lines if line] or ["no output"])[-1][:300]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.frameworks.rows import ABSENT, Row
@@ -23,8 +23,9 @@ class Case:
 
     **Attributes**: `outcome`: 'equal' to gloo in every bit, 'ran' where gloo does not run it,
     'as one rank' where the values are those of one rank, else 'differs' or 'failed', with the
-    `cause`; `digest` of all that the simulated ranks wrote; seconds and megabytes of gloo, if it
-    ran, and of gpusim.
+    `cause`; `machine`, a digest of what the bits may depend on, the processor and the versions of
+    all packages; `digest` of all that the simulated ranks wrote; seconds and megabytes of gloo, if
+    it ran, and of gpusim.
     """
 
     family: str
@@ -36,6 +37,7 @@ class Case:
     outcome: str
     cause: str
     steps: int
+    machine: str
     digest: str
     seconds: tuple[float | None, float]
     megabytes: tuple[float | None, float]
@@ -80,13 +82,12 @@ def page(file: Path, text: str) -> None:
 def table(rows: Sequence[Row], cases: Mapping[tuple[str, int], Case]) -> str:
     """Return the summary by family and the table of all cases, as Markdown."""
     known = [
-        cases[row.program, ranks]
+        replace(cases[row.program, ranks], family=row.family, what=row.what)
         for row in rows
         for ranks in (*row.ranks, *row.scale)
         if (row.program, ranks) in cases
     ]
-    whole = [*_summary(known), "", *_whole(known)]
-    return "\n".join(whole)
+    return "\n".join([*_summary(known), "", *_whole(known)])
 
 
 def _summary(cases: Sequence[Case]) -> list[str]:

@@ -19,7 +19,19 @@ from tests.torch.children import needs_linux
 pytestmark = needs_linux
 
 CASE = Case(
-    "PyTorch", "torch", "2.13.0", "DDP", "ddp.py", 2, "equal", "", 10, "ab", (7.0, 3.4), (615, 259)
+    "PyTorch",
+    "torch",
+    "2.13.0",
+    "DDP",
+    "ddp.py",
+    2,
+    "equal",
+    "",
+    10,
+    "m",
+    "ab",
+    (7.0, 3.4),
+    (615, 259),
 )
 
 

@@ -65,8 +65,15 @@ def test_a_launch_is_refused(launch: str, kernel: str, line: int, tmp_path: Path
 
 
 def test_a_question_to_the_driver_is_refused(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "triton.runtime.driver.active.get_current_target()", interpret=False)
-    assert "triton's driver.active.get_current_target needs a GPU" in done.stderr
+    more = """
+        driver = triton.runtime.driver.active
+        assert driver.get_current_target().backend == "cuda"
+        assert driver.get_current_device() == 0 and not hasattr(driver, "utils")
+        driver.get_benchmarker()
+    """
+    done = torchrun(tmp_path, more, interpret=False)
+    assert "NotImplementedError" not in done.stdout and done.returncode == 1
+    assert "triton's driver.active.get_benchmarker needs a GPU" in done.stderr
 
 
 def test_triton_interprets_kernels(tmp_path: Path) -> None:

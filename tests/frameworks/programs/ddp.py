@@ -1,4 +1,4 @@
-"""Plain DistributedDataParallel, with unused parameters in some steps."""
+"""Plain DistributedDataParallel of a model with batch normalisation."""
 
 import digest
 import torch

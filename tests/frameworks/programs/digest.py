@@ -14,13 +14,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.distributed_c10d import _world
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _GROUPS: dict[object, object] = {}  # kept alive: see `watch`
+_CODES: list[int] = []  # of sys.exit
 WIDTH = 8  # hexadecimal digits of a tensor's digest
 
 
@@ -28,9 +29,11 @@ def watch() -> None:
     """Write a line after every step of every optimizer that this process makes."""
     register_optimizer_step_post_hook(_after_step)
     if os.environ.get("FRAMEWORKS_LAUNCHER") == "gloo":
-        # PyTorch's gloo may hang where a group ends: its end joins, under the GIL, a thread of
-        # gloo's that waits for the GIL to drop a tensor. So no group ends before the process does.
+        # PyTorch's gloo may hang or abort where a group ends: its end joins, under the GIL, a
+        # thread of gloo's that waits for the GIL to drop a tensor. So no group ends before the
+        # process does, and the process leaves before Python drops its modules.
         register_optimizer_step_post_hook(lambda *_: _GROUPS.update(_world.pg_map))
+        sys.exit = _exit
         atexit.register(_leave)
 
 
@@ -46,12 +49,17 @@ def say(name: str, value: object) -> None:
     _write(name, text)
 
 
+def _exit(code: object = None) -> NoReturn:
+    _CODES.append(code if isinstance(code, int) else int(code is not None))
+    raise SystemExit(code)
+
+
 def _leave() -> None:
-    os._exit(1 if hasattr(sys, "last_value") else 0)  # Python sets it as it shows a traceback
+    failed = hasattr(sys, "last_value")  # Python sets it as it shows a traceback
+    os._exit(_CODES[-1] if _CODES else int(failed))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    # An optimizer that wraps another steps twice; only what holds parameters is written.
     groups = [group["params"] for group in optimizer.param_groups]
     _write("step", [_of_parameter(each) for group in groups for each in group])
 

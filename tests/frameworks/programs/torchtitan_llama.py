@@ -11,13 +11,16 @@ from typing import Any
 
 import datasets
 import digest
+import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import _utils, nn
 from torch.distributed.fsdp import FSDPModule
 
-# torchtitan takes the accelerator, or else CUDA, as it is imported: no setting names the host.
-_utils._get_available_device_type = lambda: "cpu"
+HOST = not torch.cuda.is_available()
+if HOST:
+    # torchtitan takes the accelerator, or else CUDA, as it is imported: no setting names the host.
+    _utils._get_available_device_type = lambda: "cpu"
 
 from torchtitan.components import metrics  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
@@ -29,13 +32,14 @@ from torchtitan.train import Trainer  # noqa: E402
 
 WORDS = 500  # fewer than the model's vocabulary of 2048
 
-# `torch.cpu` has no memory to tell of, and gloo's barrier takes no devices as NCCL's does.
-metrics.build_device_memory_monitor = lambda: SimpleNamespace(
-    device_name="host",
-    get_peak_stats=lambda: metrics.DeviceMemStats(0, 0, 0, 0, 0, 0),
-    reset_peak_stats=lambda: None,
-)
-utils.set_pg_timeouts = lambda timeout, parallel_dims: None
+if HOST:
+    # `torch.cpu` has no memory to tell of, and gloo's barrier takes no devices as NCCL's does.
+    metrics.build_device_memory_monitor = lambda: SimpleNamespace(
+        device_name="host",
+        get_peak_stats=lambda: metrics.DeviceMemStats(0, 0, 0, 0, 0, 0),
+        reset_peak_stats=lambda: None,
+    )
+    utils.set_pg_timeouts = lambda timeout, parallel_dims: None
 
 
 class Metrics(metrics.MetricsProcessor):
@@ -49,9 +53,8 @@ class Metrics(metrics.MetricsProcessor):
 def parallelize(model: nn.Module, *arguments: Any) -> nn.Module:
     """Have FSDP2 add for itself: torchtitan's factor of 1 is NCCL's PREMUL_SUM, not gloo's."""
     parallel = llama3.parallelize_llama(model, *arguments)
-    for module in parallel.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
+    for module in (each for each in parallel.modules() if HOST and isinstance(each, FSDPModule)):
+        module.set_force_sum_reduction_for_comms(True)
     return parallel
 
 
@@ -86,11 +89,10 @@ def main() -> None:
         settings = (
             f"--model.flavor debugmodel --model.hf_assets_path {folder} --training.dataset words "
             "--training.local_batch_size 4 --training.seq_len 32 --training.steps 10 "
-            "--lr_scheduler.warmup_steps 2 --metrics.log_freq 1 --debug.seed 1 "
-            f"--parallelism.tensor_parallel_degree {options.tp} "
+            f"--lr_scheduler.warmup_steps 2 --metrics.log_freq 1 --job.dump_folder {folder} "
+            f"--debug.seed 1 --parallelism.tensor_parallel_degree {options.tp} "
             f"--parallelism.pipeline_parallel_degree {options.pp} "
-            f"--parallelism.pipeline_parallel_schedule {options.schedule} "
-            f"--job.dump_folder {folder}"
+            f"--parallelism.pipeline_parallel_schedule {options.schedule}"
         )
         trainer = Trainer(ConfigManager().parse_args(settings.split()))
         trainer.train()

@@ -8,6 +8,7 @@ nothing to measure. Threads outside of ranks have Triton's own behaviour.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
@@ -63,7 +64,7 @@ def _change_driver(stack: ExitStack, module: Any) -> None:
 
 
 class _Driver:
-    """What a rank asks Triton's driver: which GPU is current."""
+    """Triton's driver for a rank: it says which GPU is current."""
 
     def get_current_device(self) -> int:
         return rank_mode().current
@@ -74,14 +75,22 @@ class _Driver:
     def get_device_interface(self) -> Any:
         return torch.cuda
 
+    def get_current_target(self) -> Any:
+        """A GPU without a compute capability, as `torch.cuda.get_device_capability` has it."""
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 0, 32)
+
     def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(f"triton's driver.active.{name} {_NEEDS}")
+        raise _Lacking(f"triton's driver.active.{name} {_NEEDS}")
 
 
-_NEEDS = (
-    "needs a GPU, and device='cpu' (gpusim torchrun --device cpu) lets the host play them; set "
-    "TRITON_INTERPRET=1 to have Triton interpret kernels on the host, or let the program go its "
-    "way without them"
+class _Lacking(NotImplementedError, AttributeError):
+    """An attribute that needs a GPU; `hasattr` says that it is not there."""
+
+
+_NEEDS = "needs a GPU, and device='cpu' (gpusim torchrun --device cpu) lets the host play them"
+_INSTEAD = (
+    "; set TRITON_INTERPRET=1 to have Triton interpret kernels on the host, or let the program go "
+    "its way without them"
 )
 
 
@@ -90,7 +99,7 @@ def _refuse(kernel: Any) -> Any:
     code = getattr(getattr(kernel, "fn", None), "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     name = getattr(kernel, "__name__", "?")
-    raise NotImplementedError(f"the launch of the Triton kernel {name}{where} {_NEEDS}")
+    raise NotImplementedError(f"the launch of the Triton kernel {name}{where} {_NEEDS}{_INSTEAD}")
 
 
 def _in_ranks(stack: ExitStack, owner: Any, name: str, new: Callable[..., Any]) -> None:

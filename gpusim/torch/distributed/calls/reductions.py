@@ -241,7 +241,9 @@ class Reductions:
         unlike = check.rules.gathers_unlike and any(x.shape != given[0].shape for x in given)
         if unlike:
             check.one_dtype("inputs", given)
-        check.alike("inputs", given[self._place :][:1] if unlike else given, outs[0])
+            check.alike("outputs", outs, given[self._place])
+        else:
+            check.alike("inputs", given, outs[0])
         check.dtype(outs[0])
         check.operator(name, outs[0])
         in_memory = check.layout([*given, *outs]) is Layout.DENSE

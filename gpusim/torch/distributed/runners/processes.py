@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from ..calls.exchange import GroupKey, Posting, RankWork, Terms
 from ..calls.folds import FoldCall
 from ..calls.group import RankGroup
 from ..calls.reductions import Reducing
+from ..own.seeds import seeds_of, sow
 from .child import METHODS, LaunchOfProcesses
 from .child import run as run_in_process
 from .messages import (
@@ -293,26 +295,32 @@ class ProcessLaunch(LaunchOfProcesses):
     def _import_shared(self) -> None:
         """Import modules once, so that all processes share their pages.
 
-        A module that asks for GPUs finds those of rank 0, in this thread and until it is imported.
+        A module that asks for GPUs finds those of rank 0. It finds no RANK: it would be that of all
+        ranks. If it draws, then from rank 0's seeds, so that runs repeat.
         """
         for name in LOADED:
             importlib.import_module(f"torch.{name}")
         if not self.preload:
             return
+        sow(seeds_of(self.seed, 0))  # each rank sows its own when it begins
         before = threading.enumerate()
-        for name in self.preload:
-            with self.gpus(), self.gpus_of(self.ranks[0]):
+        with self.gpus(), self.gpus_of(self.ranks[0]):
+            for name in self.preload:
                 try:
                     importlib.import_module(name)
-                except Exception as error:
-                    kind = type(error).__name__
-                    raise GpusimError(f"preload {name}: {kind}: {error}") from error
-            begun = [each.name for each in threading.enumerate() if each not in before]
-            if begun:  # which may hold locks, and which the processes would lack
-                raise GpusimError(
-                    f"preload {name}: its import starts threads ({', '.join(begun)}), which ranks "
-                    "that are forked afterwards lack; let each rank import it"
-                )
+                except (Exception, SystemExit) as error:
+                    raised = "".join(traceback.format_exception_only(error)).strip()
+                    frame = traceback.extract_tb(error.__traceback__)[-1]
+                    where = f" at {frame.filename}:{frame.lineno}"
+                    where = "" if "importlib" in frame.filename else where  # no such module
+                    raise GpusimError(f"preload {name}: {raised}{where}") from error
+                # Of Python: libraries' own threads are those of their handlers of forks.
+                begun = [each.name for each in threading.enumerate() if each not in before]
+                if begun:  # they may hold locks, and the processes would lack them
+                    raise GpusimError(
+                        f"preload {name}: its import starts threads ({', '.join(begun)}), which "
+                        "ranks that are forked afterwards lack; let each rank import it"
+                    )
 
     @contextmanager
     def _processes(self) -> Iterator[None]:
