@@ -41,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.ranks or ranks in options.ranks
         if options.only.lower() in f"{row.family} {row.what} {row.program}".lower()
     ]
-    if options.list:
-        print("\n".join(f"{row.family:<16} {ranks:>4} {row.program}" for row, ranks in cases))
-        return 0
     if not cases:
         print("python -m tests.frameworks: no case is so; --list shows all", file=sys.stderr)
         return 2
+    if options.list:
+        print("\n".join(f"{row.family:<16} {ranks:>4} {row.program}" for row, ranks in cases))
+        return 0
     machine = _machine()
     known = read(options.json)[1]
     order = [(row.program, ranks) for row in ROWS for ranks in (*row.ranks, *row.scale)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -180,7 +181,8 @@ def test_a_preloaded_module_is_imported_once(
     ("module", "said"),
     [
         ("absent", "preload absent: ModuleNotFoundError: No module named 'absent'"),
-        ("failing", "preload failing: ZeroDivisionError"),
+        ("failing", r"preload failing: ZeroDivisionError: division by zero at .*failing.py:2"),
+        ("leaving", "preload leaving: SystemExit: 0"),
         ("threaded", r"preload threaded: its import starts threads \(beside\)"),
     ],
 )
@@ -192,7 +194,8 @@ def test_a_module_that_cannot_be_preloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, module, raising=False)
-    (tmp_path / "failing.py").write_text("1 / 0\n")
+    (tmp_path / "failing.py").write_text("\n1 / 0\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "threaded.py").write_text(
         "import threading\nend = threading.Event()\n"
         "threading.Thread(target=end.wait, name='beside', daemon=True).start()\n"
@@ -204,6 +207,40 @@ def test_a_module_that_cannot_be_preloaded(
         sys.modules[module].end.set()
     output = capsys.readouterr()
     assert re.search(said, output.err) and "runs" not in output.out
+
+
+def test_a_thread_of_a_preloaded_module_keeps_no_command(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    )
+    path = script(tmp_path, "print('runs')\n")
+    command = [sys.executable, "-m", "gpusim", "torchrun", "-q", "--preload", "threaded", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "its import starts threads" in done.stderr
+
+
+def test_a_preloaded_module_draws_from_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its draws are the same on all ranks, and those of a rank are as without it."""
+    (tmp_path / "drawing.py").write_text("import torch\nx = torch.rand(()).item()\n")
+    program = "import drawing\nprint(drawing.x, torch.rand(()).item())\n"
+    path = script(tmp_path, dedent(BEGIN) + program)
+    found = []
+    for seed in ("1", "1", "2"):
+        monkeypatch.delitem(sys.modules, "drawing", raising=False)
+        options = ["--processes", "--nproc-per-node", "2", "--preload", "drawing", "--seed", seed]
+        assert main(["torchrun", *options, path]) == 0
+        found.append(sorted(capsys.readouterr().out.splitlines()))
+    assert found[0] == found[1] != found[2]
+    (_, mine, first), (_, theirs, second) = (line.split() for line in found[0])
+    assert mine == theirs and first != second
+
+
+def test_instances_preload_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "print('runs')\n")
+    assert main(["torchrun", "--instances", "2", "--preload", "large", path]) == 2
+    assert "--preload is for the processes of one instance" in capsys.readouterr().err
 
 
 def test_threads_preload_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -511,6 +511,17 @@ def test_nccl_reduces_and_scatters_lists_of_several_shapes(reduction: str) -> No
         assert scattered == reduced
 
 
+def wrong_output(rank: int) -> None:
+    dist.init_process_group("nccl")
+    dist.reduce_scatter(torch.empty(3), [torch.ones(1), torch.ones(2)])
+
+
+def test_the_output_has_the_shape_of_the_ranks_own_tensor() -> None:
+    said = r"size at index 0 of outputs: expected float32\[1\], got float32\[3\]"
+    with pytest.raises(ReplicaError, match=said):
+        launch(wrong_output, 2)
+
+
 def unlike_over_gloo(rank: int) -> None:
     dist.init_process_group("gloo")
     dist.reduce_scatter(torch.empty(rank + 1), [torch.ones(1), torch.ones(2)])

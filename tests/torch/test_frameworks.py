@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.frameworks import __main__ as command
 from tests.frameworks import running
-from tests.frameworks.__main__ import main
-from tests.frameworks.rows import ROWS
-from tests.frameworks.table import Case, page, read, table, write
+from tests.frameworks.rows import ROWS, Row
+from tests.frameworks.table import GOOD, Case, page, read, table, write
 from tests.torch.children import needs_linux
 
 pytestmark = needs_linux
@@ -90,17 +91,81 @@ def test_the_table_has_a_line_for_each_case(tmp_path: Path) -> None:
         page(file, text)
 
 
+def result(*values: object, digest: str = "ab", error: str = "") -> running.Run:
+    lines = [json.dumps(["step", [digest]]), json.dumps(["losses", repr([*values])])]
+    return running.Run(error, "", {"rank-0": lines}, 1.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "real", "ours", "one", "outcome"),
+    [
+        (False, result(1.0), result(1.0), None, ("equal", "")),
+        (False, result(1.0), result(1.0, digest="cd"), None, ("differs", "rank-0, line 1 (step)")),
+        (False, result(1.0), result(1.5), None, ("differs", "rank-0, line 2 (losses)")),
+        (False, result(error="odd"), result(1.0), None, ("failed", "over gloo: odd")),
+        (False, result(1.0), result(error="odd"), None, ("failed", "odd")),
+        (True, None, result(1.0), result(1.0000001), ("as one rank", "to 1e-07")),
+        (True, None, result(1.0), result(1.001), ("differs", "from one rank's values by 1e-03")),
+        (True, None, result(float("nan")), result(float("nan")), ("differs", "from one rank's")),
+        (True, None, result(1e20), result(1e2), ("differs", "from one rank's values by 1e+00")),
+        (True, None, result(1.0), result(error="odd"), ("failed", "on one rank: odd")),
+    ],
+)
+def test_outcomes(
+    gpu: bool,
+    real: running.Run | None,
+    ours: running.Run,
+    one: running.Run | None,
+    outcome: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With runs in place of those of programs."""
+
+    def run(launcher: str, program: str, ranks: int, *_: object, **how: object) -> Any:
+        return real if launcher == "gloo" else ours if ranks == 2 else one
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command.metadata, "version", lambda name: "1.0")
+    row = Row("F", "f", "w", "p.py", gpu=gpu, reference="p.py" if gpu else "")
+    case = command.Comparison(tmp_path, {"processor": "", "versions": {}}).case(row, 2)
+    assert case.outcome == outcome[0] and case.cause.startswith(outcome[1])
+
+
+def test_a_change_of_digests_is_kept_until_it_is_accepted() -> None:
+    other = replace(CASE, digest="cd")
+    assert command.has_changed(CASE, other)
+    assert not command.has_changed(None, other)
+    assert not command.has_changed(replace(CASE, machine="n"), other)
+    assert not command.has_changed(replace(CASE, outcome="failed"), other)
+    assert not command.has_changed(CASE, replace(CASE, seconds=(1.0, 1.0)))
+
+
+def test_the_page_has_every_row() -> None:
+    """Those of `make frameworks`, which are in the results, and good."""
+    cases = read(command.JSON)[1]
+    text = command.PAGE.read_text()
+    for row in ROWS:
+        for ranks in row.ranks:
+            assert cases[row.program, ranks].outcome in GOOD
+            assert f"`{row.program}` | {ranks} |" in text
+
+
 def test_rows_are_programs_and_no_two_are_the_same() -> None:
     assert len({row.program for row in ROWS}) == len(ROWS)
+    used = {row.program.split()[0] for row in ROWS} | {"digest.py", "tiny.py"}
+    assert used == {file.name for file in running.PROGRAMS.glob("*.py")}
     for row in ROWS:
         assert (running.PROGRAMS / row.program.split()[0]).exists(), row
         assert not set(row.ranks) & set(row.scale)
 
 
 def test_the_list_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list", "--only", "megatron", "--ranks", "8"]) == 0
+    assert command.main(["--list", "--only", "no such row"]) == 2
+    assert "no case is so" in capsys.readouterr().err
+    assert command.main(["--list", "--only", "megatron", "--ranks", "8"]) == 0
     assert capsys.readouterr().out.split() == [
         *("Megatron-Core", "8", "megatron_gpt.py", "--tp", "2", "--pp", "2")
     ]
-    command = [sys.executable, "-m", "tests.frameworks", "--help"]
-    assert "--only" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    asked = [sys.executable, "-m", "tests.frameworks", "--help"]
+    assert "--only" in subprocess.run(asked, capture_output=True, text=True, check=True).stdout
