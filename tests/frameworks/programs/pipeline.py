@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-MICROBATCHES = 8
+MICROBATCHES = 8  # or one for each rank, if they are more
 
 
 def stage_of(index: int, stages: int, layers: int) -> PipelineStage:
@@ -37,22 +37,23 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     kind = get_schedule_class(options.schedule)
+    count = max(MICROBATCHES, ranks)
     several = issubclass(kind, PipelineScheduleMulti)
     if several:
         stages = 2 * ranks
         folded = options.schedule in ("ZBVZeroBubble", "DualPipeV")  # the last stage is rank 0's
         own = [rank, stages - 1 - rank if folded else rank + ranks]
         parts = [stage_of(each, stages, stages) for each in own]
-        schedule = kind(parts, MICROBATCHES, loss_fn=tiny.loss)
+        schedule = kind(parts, count, loss_fn=tiny.loss)
     else:
         own = [rank]
         parts = [stage_of(rank, ranks, ranks)]
-        schedule = kind(parts[0], MICROBATCHES, loss_fn=tiny.loss)
+        schedule = kind(parts[0], count, loss_fn=tiny.loss)
     parameters = [each for part in parts for each in part.submod.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)
     last = (2 * ranks if several else ranks) - 1
     for step in range(10):
-        inputs, targets = tiny.text(step, batch=MICROBATCHES)
+        inputs, targets = tiny.text(step, batch=count)
         losses: list[torch.Tensor] = []
         mine = {"target": targets, "losses": losses} if last in own else {}
         schedule.step(*((inputs,) if 0 in own else ()), **mine)
