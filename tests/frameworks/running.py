@@ -48,7 +48,7 @@ ENVIRONMENT = {
 }
 #: Settings of frameworks that the user may have.
 FOREIGN = ("ACCELERATE_", "DS_", "FSDP_", "PL_", "TORCH_", "TRITON_")
-LOOK = 0.5  # seconds between two looks at the memory, which may cost a twentieth of the time
+LOOK = 0.5  # seconds between two looks at the memory, which may take a fifth of the time
 NUMBER = r"-?(?:\b(?:nan|inf)\b|\d[\d.]*(?:e[-+]?\d+)?)"
 LAST = 30  # lines of an output that is shown
 
@@ -186,7 +186,7 @@ def _memories(process: subprocess.Popen[bytes], watch: Watch) -> Iterator[float]
         if (now := time.monotonic()) >= pause:
             below = descendants(process.pid, processes())
             yield sum(map(_megabytes, (process.pid, *below)))
-            pause = now + max(LOOK, 20 * (time.monotonic() - now))
+            pause = now + max(LOOK, 4 * (time.monotonic() - now))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
 
