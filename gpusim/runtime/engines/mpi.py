@@ -164,6 +164,7 @@ class MpiEngine:
         self.peers.names[:] = names
         self.peers.context = context
         self._exit.name = names[self.instance]
+        self.peers.named.set()
 
     def fail(self, error: BaseException) -> None:
         """Tell the other instances that this one takes no further part; does not wait for them."""

@@ -26,6 +26,8 @@ _RECORD_BYTES = 1024
 # Seconds from the end of another process to the report: a signal to all ends this process first.
 # mpirun ends those that are left 0.25 s after one was killed, and what they say later is lost.
 _REPORT_DELAY = 0.05
+# Seconds that the report waits for the World to be made.
+_NAMING = 10.0
 
 
 class Peers:
@@ -35,6 +37,7 @@ class Peers:
 
     - `names`: the name of each instance in messages.
     - `context`: what a message about a lost instance adds; a World sets it.
+    - `named`: set when a World has set both.
     """
 
     def __init__(self, communicator: MPI.Intracomm, lock: threading.Lock) -> None:
@@ -47,6 +50,7 @@ class Peers:
         count: int = communicator.Get_size()
         self.names = [f"instance {i}" for i in range(count)]
         self.context: Callable[[int], str] = lambda lost: ""
+        self.named = threading.Event()
         self._announced: dict[int, str] = {}
         self._ended: set[int] = set()  # those at the end of their program
         self._sends: list[Any] = []  # requests and buffers, kept until the process ends
@@ -115,6 +119,9 @@ class Peers:
 
     def _watch(self) -> None:
         lost = self._processes.wait_for_one()
+        # On a busy machine this instance may be late to make its World, which knows the replicas.
+        # If that cannot be made, its exchange raises by itself.
+        self.named.wait(_NAMING)
         time.sleep(_REPORT_DELAY)
         if self._ending:
             return
