@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
@@ -471,15 +470,13 @@ def note_instances(ranks: int) -> None:
 
 
 def end(code: int, known: Sequence[Any]) -> int:
-    """The exit code; ends the process at once if a failure has left workers or threads.
+    """The exit code; ends the process at once if ranks have left workers of DataLoaders.
 
-    A rank that was ended may have held a lock that it shares with its DataLoaders' workers, and
-    Python's own end would wait for it, as for threads that are no daemons.
+    A rank that was ended may have held a lock that it shares with its workers, and Python's own end
+    would wait for it.
     """
     left = [worker for worker in multiprocessing.active_children() if worker not in known]
-    main = threading.main_thread()
-    waits = any(not each.daemon for each in threading.enumerate() if each is not main)
-    if not left and not waits:
+    if not left:
         return code
     for worker in left:
         worker.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -207,16 +206,6 @@ def test_a_module_that_cannot_be_preloaded(
         sys.modules[module].end.set()
     output = capsys.readouterr()
     assert re.search(said, output.err) and "runs" not in output.out
-
-
-def test_a_thread_of_a_preloaded_module_keeps_no_command(tmp_path: Path) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
-    )
-    path = script(tmp_path, "print('runs')\n")
-    command = [sys.executable, "-m", "gpusim", "torchrun", "-q", "--preload", "threaded", path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and "its import starts threads" in done.stderr
 
 
 def test_a_preloaded_module_draws_from_the_seed(
