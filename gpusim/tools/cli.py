@@ -1,7 +1,7 @@
 """The command `gpusim`: parse the arguments and run the subcommand.
 
 Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 130 interrupted.
-Where 1 is an answer (`compare`, `invariant`, `twin`), a failure is 2. Those of programs that
+Where 1 is an answer (`compare`, `equal`, `invariant`, `twin`), a failure is 2. Those of programs that
 commands run: `add` of each.
 """
 
@@ -19,6 +19,7 @@ import gpusim
 from gpusim.errors import GpusimError
 from gpusim.tools import jaxrun, options, program, run, schedule, torchrun
 from gpusim.tools.compare import command as compare
+from gpusim.tools.equal import command as equal
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
 
@@ -129,6 +130,7 @@ def command_line() -> argparse.ArgumentParser:
     schedule.add(commands)
     torchrun.add(commands)
     compare.add(commands)
+    equal.add(commands)
     jaxrun.add(commands)
     for command in commands.choices.values():
         command.set_defaults(parser=command)

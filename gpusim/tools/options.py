@@ -1,7 +1,8 @@
 """The options that commands share: one definition for each name, so that it means one thing.
 
 Exit codes are shared too. 0: done, or the same. 1: the program failed, or a difference was found.
-2: wrong usage, or no answer where 1 is one (`compare`, `invariant`, `twin`).
+2: wrong usage, or no answer where 1 is one (`compare`, `equal`,
+`invariant`, `twin`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = [
     "add_reduction",
     "add_seed",
     "add_verbosity",
+    "byte_count",
     "check_folder",
     "check_outputs",
     "check_records",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from gpusim.optional import available
 
-__all__ = ["Advance", "progress", "silent"]
+__all__ = ["Advance", "progress", "silent", "waiting"]
 
 Advance = Callable[[str, float], None]
 """Called after each piece of work, with its name and its amount."""
@@ -30,6 +30,21 @@ def progress(total: float, done: float = 0.0) -> Iterator[Advance]:
             yield advance
     else:
         yield _lines(total, done)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show on a terminal that something runs whose end is not known, and for how long."""
+    if not (sys.stderr.isatty() and available("rich")):
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        shown.add_task(text, total=None)
+        yield
 
 
 @contextmanager

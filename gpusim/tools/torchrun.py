@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import marshal
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import sys
 import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any
 
@@ -227,6 +228,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="show the output of this rank alone, without its tag; breakpoint() stops in this "
         "rank alone",
     )
+    parser.add_argument("--traced", help=argparse.SUPPRESS)  # gpusim equal's settings, as JSON
     parser.add_argument(
         "--explain",
         action=Explain,
@@ -367,7 +369,8 @@ def run_on(
 
         def body(rank: Any) -> None:
             outputs.follow_process(rank.index)
-            run_script(script, options.arguments)
+            with traced_as(options.traced, rank.index, ranks):
+                run_script(script, options.arguments)
 
         how = (options.reduction, options.schedule, recorder)
         where = (options.device, processes, outputs.of_rank)
@@ -524,6 +527,15 @@ def ends_by_signals() -> Iterator[None]:
     finally:
         for number in replaced:
             signal.signal(number, defaults[number])
+
+
+def traced_as(settings: str | None, rank: int, ranks: int) -> AbstractContextManager[Any]:
+    """A block in which the rank's tensors are traced, if `gpusim equal` asks for it."""
+    if settings is None:
+        return nullcontext()
+    from gpusim.tools.equal.tracing import Settings, traced
+
+    return traced(Settings(**json.loads(settings)), rank, ranks)
 
 
 class ExitCodeError(Exception):

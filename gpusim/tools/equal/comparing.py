@@ -1,0 +1,614 @@
+"""The comparison of two traces: each tensor's relation, and the first that has none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .matching import Matching, match
+from .relations import (
+    Array,
+    Near,
+    Partition,
+    Parts,
+    Relation,
+    Step,
+    contains,
+    partitions,
+    relate,
+    scales_of,
+)
+from .traces import Event, Trace
+
+__all__ = ["Comparison", "Item", "compare"]
+
+ESSENTIAL = (
+    "weight",
+    "weight gradient",
+    "weight gradient, clipped",
+    "optimizer state",
+    "loss",
+    "norm",
+    "logged",
+    "watched",
+)
+"""Kinds whose difference is a difference of the programs. The others say where it begins."""
+OF_WEIGHTS = ("weight", "weight gradient", "weight gradient, clipped", "optimizer state")
+SCALED = ("gradient", "local gradient", "loss")
+"""Kinds whose parts may have a factor, as losses are means of other batches."""
+ADDED = ("output", "gradient", "local gradient", "loss", "logged", "watched")
+"""Kinds whose parts may be added."""
+PERMUTED = ("input", "output", "gradient")
+TOLERANCE = 1e-9
+SMALL = 1e-3
+"""Of the median size of the tensors of its kind: below it a tensor is compared with that."""
+
+
+@dataclass(eq=False)
+class Item:
+    """One tensor of the reference, with the parts of the candidate's ranks.
+
+    **Attributes**: `order`, when the reference computed it; `relation`, None if there is none;
+    `problem`, why it does not count as related; `near`, when it was the same; `bits`, of each rank,
+    a digest of random bits.
+    """
+
+    kind: str
+    root: str
+    name: str
+    leaf: str
+    step: int
+    count: int
+    order: int
+    whole: Callable[[], Array]
+    parts: Callable[[], Parts]
+    ranks: tuple[int, ...]
+    relation: Relation | None = None
+    problem: str = ""
+    compared: bool = True
+    near: Near = Near(TOLERANCE)
+    bits: dict[int, str] = field(default_factory=dict)
+    narrow: str = ""
+    claims: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def related(self) -> bool:
+        return self.relation is not None and not self.problem
+
+    @property
+    def label(self) -> str:
+        """The tensor, in a few words."""
+        name = self.name or self.root
+        leaf = f"[{self.leaf.lstrip('.')}]" if self.leaf and self.kind != "optimizer state" else ""
+        leaf = f" ({self.leaf})" if self.leaf and self.kind == "optimizer state" else leaf
+        what = {"gradient": "gradient of the output"}.get(self.kind, self.kind)
+        call = f", call {self.count + 1}" if self.count > 0 else ""
+        return f"{what} of {name}{leaf}{call}, step {self.step}"
+
+
+@dataclass
+class Comparison:
+    """What two traces have in common.
+
+    **Attributes**: `items`, in the order of the reference; `first`, the first without a relation
+    that matters; `skipped`, tensors that are not compared, with reasons; `said`, sentences.
+    """
+
+    reference: Trace
+    candidate: Trace
+    matching: Matching
+    meshes: Sequence[Partition]
+    items: list[Item]
+    skipped: dict[str, list[str]]
+    said: list[str] = field(default_factory=list)
+    first: Item | None = None
+    failure: str = ""
+
+    @property
+    def compared(self) -> list[Item]:
+        return [item for item in self.items if item.compared]
+
+    @property
+    def related(self) -> list[Item]:
+        return [item for item in self.compared if item.related]
+
+    @property
+    def unrelated(self) -> list[Item]:
+        return [item for item in self.compared if not item.related]
+
+    @property
+    def equal(self) -> bool:
+        return not self.failure and self.first is None
+
+    def before(self, count: int = 3) -> list[Item]:
+        """The last related tensors before the first that is not."""
+        if self.first is None:
+            return []
+        near = [
+            item
+            for item in self.compared
+            if item.related and item.order < self.first.order and item.step <= self.first.step
+        ]
+        telling = [item for item in near if item.relation and not item.relation.trivial]
+        return telling[-count:]
+
+
+def compare(
+    reference: Trace, candidate: Trace, tolerance: float = TOLERANCE, progress: Any = None
+) -> Comparison:
+    """Compare the trace of a program on several ranks with that of the reference."""
+    matching = match(reference, candidate)
+    groups = [group for own in candidate.ends("groups") for group in own or ()]
+    meshes = partitions(candidate.ranks, groups)
+    found = Comparison(reference, candidate, matching, meshes, [], defaultdict(list))
+    found.said += matching.said
+    collector = Collector(reference, candidate, matching, found.skipped)
+    found.items = collector.items()
+    Judge(found, tolerance).run(progress)
+    return found
+
+
+# ---------------------------------------------------------------- collecting
+
+Key = tuple[str, str, str, str, int, bool]
+
+
+class Collector:
+    """Brings together the events of both traces that are of one tensor."""
+
+    def __init__(
+        self,
+        reference: Trace,
+        candidate: Trace,
+        matching: Matching,
+        skipped: dict[str, list[str]],
+    ) -> None:
+        self.reference, self.candidate = reference, candidate
+        self.matching, self.skipped = matching, skipped
+        self.aliases: dict[str, str] = {}
+        for own in reference.ends("aliases"):
+            self.aliases |= own or {}
+
+    def items(self) -> list[Item]:
+        """The tensors of the reference in the order of their computation."""
+        whole = self._by_key(self.reference, lambda event: (event.root, event.name))
+        parts = self._by_key(self.candidate, self.matching.key)
+        for alias, name in self.aliases.items():
+            root, _, other = alias.partition("/")
+            for key in [key for key in whole if key[1:3] == (root, name) and key[0] in OF_WEIGHTS]:
+                copy = (key[0], root, other, *key[3:])
+                if copy in parts:
+                    whole.setdefault(copy, whole[key])  # type: ignore[arg-type]
+        found: list[Item] = []
+        for key, own in whole.items():
+            theirs = parts.get(key)
+            kind, root, name, leaf, step, evaluated = key
+            label = f"{kind} of {name or root}"
+            if theirs is None:
+                why = "evaluation" if evaluated else "no rank of the candidate has it"
+                self._skip(why, label)
+                continue
+            if evaluated and self._trained:
+                self._skip("computed without gradients, as in an evaluation", label)
+                continue
+            found += self._of_key(key, own, theirs)
+        for key in parts.keys() - whole.keys():
+            if not (key[5] and self._trained):
+                self._skip("the reference lacks it", f"{key[0]} of {key[2] or key[1]}")
+        found.sort(key=lambda item: (item.step, item.order))
+        return found
+
+    @property
+    def _trained(self) -> bool:
+        return any(self.reference.ends("trained"))
+
+    def _skip(self, why: str, label: str) -> None:
+        if label not in self.skipped[why]:
+            self.skipped[why].append(label)
+
+    def _by_key(
+        self, trace: Trace, name: Callable[[Event], tuple[str, str]]
+    ) -> dict[Key, dict[int, list[Event]]]:
+        steps = self.steps
+        found: dict[Key, dict[int, list[Event]]] = {}
+        for rank in trace.by_rank:
+            for event in rank.events:
+                if event.step > steps or (event.step == steps and event.kind != "weight"):
+                    continue
+                root, own = name(event)
+                key = (event.kind, root, own, event.leaf, event.step, event.evaluated)
+                found.setdefault(key, {}).setdefault(rank.rank, []).append(event)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """Steps that all ranks of both have made; at least 1, for programs that make none."""
+        counts = [*self.reference.ends("steps"), *self.candidate.ends("steps")]
+        return max(1, min((count for count in counts if count is not None), default=1))
+
+    def _of_key(
+        self, key: Key, whole: dict[int, list[Event]], parts: dict[int, list[Event]]
+    ) -> Iterator[Item]:
+        kind, root, name, leaf, step, _ = key
+        for own in (*whole.values(), *parts.values()):
+            own.sort(key=lambda event: event.count)
+        order = min(own[0].order for own in whole.values())
+        ranks = tuple(sorted(parts))
+        narrow = next(
+            (
+                event.dtype
+                for own in (*whole.values(), *parts.values())
+                for event in own
+                if event.dtype == "float32"
+            ),
+            "",
+        )
+        sliced = any(event.slice for own in (*whole.values(), *parts.values()) for event in own)
+
+        def item(
+            count: int, order: int, whole: Callable[[], Array], parts: Callable[[], Parts]
+        ) -> Item:
+            return Item(
+                kind, root, name, leaf, step, count, order, whole, parts, ranks, narrow=narrow
+            )
+
+        if sliced:
+            yield item(
+                0,
+                order,
+                lambda: unsliced(whole, 0)[0],
+                lambda: {r: a for r, a in unsliced_parts(parts, self.meshes).items()},
+            )
+            return
+        counts = {len(own) for own in (*whole.values(), *parts.values())}
+        several = len(counts) == 1
+        rounds = counts.pop() if several else common(counts)
+        for n in range(rounds):
+            here = {rank: own[n::rounds] for rank, own in whole.items()}
+            there = {rank: own[n::rounds] for rank, own in parts.items()}
+            made = item(
+                n if rounds > 1 else 0,
+                min(own[0].order for own in here.values()),
+                lambda here=here: one_of(here),  # type: ignore[misc]
+                lambda there=there: {  # type: ignore[misc]
+                    rank: one_array(own) for rank, own in there.items()
+                },
+            )
+            made.bits = {rank: own[0].bits for rank, own in there.items() if own[0].bits}
+            made.claims = {rank: own[0].claim for rank, own in there.items() if own[0].claim}
+            yield made
+
+    @property
+    def meshes(self) -> list[Partition]:
+        groups = [group for own in self.candidate.ends("groups") for group in own or ()]
+        return partitions(self.candidate.ranks, groups)
+
+
+def common(counts: set[int]) -> int:
+    """Calls of a module in one microbatch, if the others have several microbatches."""
+    least = min(counts)
+    return least if all(count % least == 0 for count in counts) else 1
+
+
+def one_array(events: Sequence[Event]) -> Array:
+    """The calls of a step as one array: microbatches one behind the other, numbers added."""
+    arrays = [event.array for event in events]
+    if len(arrays) == 1:
+        return arrays[0]
+    if arrays[0].ndim == 0 or len({each.shape[1:] for each in arrays}) > 1:
+        if len({each.shape for each in arrays}) > 1:
+            raise ValueError("the microbatches have different shapes")
+        return sum(arrays[1:], arrays[0])
+    return np.concatenate(arrays)
+
+
+def one_of(ranks: Mapping[int, list[Event]]) -> Any:
+    """The whole tensor of the reference: of one rank, or what several have."""
+    arrays = [one_array(events) for events in ranks.values()]
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def unsliced(ranks: Mapping[int, list[Event]], fill: float) -> list[Array]:
+    """The tensors that flat slices of each rank give; NaN where a rank has none."""
+    found = []
+    for events in ranks.values():
+        shape = next((event.slice.shape for event in events if event.slice), events[0].shape)
+        flat = np.full(int(np.prod(shape)), np.nan)
+        for event in events:
+            begin = event.slice.start if event.slice else 0
+            flat[begin : begin + event.array.size] = event.array.reshape(-1)
+        found.append(flat.reshape(shape))
+    return found
+
+
+def unsliced_parts(ranks: Mapping[int, list[Event]], meshes: Sequence[Partition]) -> Parts:
+    """The parts of ranks that hold flat slices: filled up by those of groups that have the rest."""
+    own = dict(zip(ranks, unsliced(ranks, np.nan), strict=True))
+    if not any(np.isnan(each).any() for each in own.values()):
+        return own
+    for mesh in sorted(meshes, key=lambda mesh: len(mesh[0])):
+        filled: Parts = {}
+        for group in mesh:
+            held = [rank for rank in group if rank in own]
+            if not held:
+                continue
+            total = own[held[0]].copy()
+            for rank in held[1:]:
+                if own[rank].shape != total.shape:
+                    break
+                total = np.where(np.isnan(total), own[rank], total)
+            filled |= dict.fromkeys(held, total)
+        if all(not np.isnan(each).any() for each in filled.values()):
+            return filled
+    return own
+
+
+# ---------------------------------------------------------------- judging
+
+
+class Judge:
+    """Finds the relation of each tensor, and what does not fit."""
+
+    def __init__(self, found: Comparison, tolerance: float) -> None:
+        self.found, self.tolerance = found, tolerance
+        self.hints: dict[Any, list[tuple[Step, ...]]] = defaultdict(list)
+        ranks = found.candidate.ranks
+        batches = {
+            len(own)
+            for own in self._losses(found.candidate) + self._losses(found.reference)
+        }
+        self.scales = scales_of(ranks, *sorted(batches - {0, 1})[:3])
+        #: Of each step: the factor of the first gradients.
+        self.factor: dict[int, float] = {}
+        self.sizes: dict[Any, float] = {}
+
+    @staticmethod
+    def _losses(trace: Trace) -> list[list[Event]]:
+        return [
+            [e for e in rank.events if e.kind == "loss" and e.step == 0] for rank in trace.by_rank
+        ]
+
+    def run(self, progress: Any = None) -> None:
+        """Judge every item."""
+        self._measure()
+        unrelated = 0
+        for n, item in enumerate(self.found.items):
+            if progress is not None:
+                progress(n, len(self.found.items))
+            try:
+                self.judge(item, quick=unrelated > 200)
+            except ValueError as error:
+                item.compared = False
+                self.found.skipped[str(error)].append(f"{item.kind} of {item.name or item.root}")
+            unrelated += item.compared and not item.related
+        self._inputs()
+        self.found.first = self._first()
+
+    def _measure(self) -> None:
+        sizes: dict[Any, list[float]] = defaultdict(list)
+        for item in self.found.items:
+            sizes[self._size_key(item)].append(largest(item.whole))
+        self.sizes = {key: float(np.median(own)) for key, own in sizes.items()}
+
+    @staticmethod
+    def _size_key(item: Item) -> Any:
+        return item.kind, item.leaf if item.kind == "optimizer state" else "", item.step
+
+    def judge(self, item: Item, quick: bool = False) -> None:
+        """Find the relation of an item."""
+        wholes = item.whole()
+        parts = item.parts()
+        kind = item.kind
+        first = wholes[0] if isinstance(wholes, list) else wholes
+        scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
+        near = Near(
+            self.tolerance if not item.narrow else max(self.tolerance, 1e-4),
+            SMALL * self.sizes.get(self._size_key(item), 0.0),
+            self.scales if scaled else (),
+        )
+        item.near = near
+        # What was found for the same name counts most; then what others of the kind had.
+        own, others = (kind, item.name, item.leaf), (kind, first.ndim)
+        hints = [*self.hints[own], *_claimed(item), *self.hints[others][-6:]]
+        if kind in OF_WEIGHTS:
+            hints = [*self.hints["weight", item.name, ""], *hints]
+        for whole in candidates(wholes):
+            item.relation = relate(
+                parts,
+                whole,
+                self.found.meshes if not quick else (),
+                near,
+                hints,
+                sums=kind in ADDED,
+                permutes=kind in PERMUTED,
+            )
+            if item.relation is not None:
+                break
+        if item.relation is None:
+            if kind == "logged" and any(contains(first, part, near) for part in parts.values()):
+                item.relation = Relation(())
+            return
+        steps = item.relation.steps
+        for key in (own, others):
+            if steps not in self.hints[key] and not item.relation.trivial:
+                self.hints[key].append(steps)
+        self._check_scale(item, first)
+        self._check_bits(item, parts)
+        if kind == "weight" and item.step == 0:
+            self._check_copies(item, parts)
+
+    def _check_scale(self, item: Item, whole: Array) -> None:
+        if item.kind != "gradient" or whole.size < 2 or item.relation is None:
+            return
+        if item.relation.trivial:
+            return
+        expected = self.factor.setdefault(item.step, item.relation.scale)
+        if abs(item.relation.scale / expected - 1) > 1e-6:
+            item.problem = f"scale {item.relation.scale / expected:.6g}"
+
+    def _check_bits(self, item: Item, parts: Parts) -> None:
+        """Replicas draw the same random bits, shards others."""
+        if item.kind != "bits" or len(item.bits) < 2:
+            return
+        ranks = sorted(item.bits)
+        for n, rank in enumerate(ranks):
+            for other in ranks[n + 1 :]:
+                same = parts[rank].shape == parts[other].shape and np.array_equal(
+                    parts[rank], parts[other]
+                )
+                if same and item.bits[rank] != item.bits[other]:
+                    item.problem = f"bits differ {rank} {other}"
+                elif not same and item.bits[rank] == item.bits[other] and _inner(item, rank, other):
+                    item.problem = item.problem or f"bits same {rank} {other}"
+
+    def _check_copies(self, item: Item, parts: Parts) -> None:
+        """Shards that are drawn by one seed are copies of each other."""
+        if item.relation is None or item.relation.trivial:
+            return
+        for step in item.relation.steps:
+            for group in step.groups if step.op == "S" else ():
+                own = [parts[rank] for rank in group if rank in parts]
+                if len(own) > 1 and own[0].size > 4 and all(
+                    np.array_equal(each, own[0]) for each in own[1:]
+                ):
+                    item.problem = "copies"
+
+    def _inputs(self) -> None:
+        """Whether both read the same data: if not, nothing else says anything."""
+        inputs = [
+            item
+            for item in self.found.compared
+            if item.kind == "input" and item.step == 0 and largest_size(item.whole) > 1
+        ]
+        wrong = [item for item in inputs if not item.related]
+        if not inputs or not wrong or len(wrong) < len(inputs):
+            return
+        item = wrong[0]
+        whole = item.whole()
+        whole = whole[0] if isinstance(whole, list) else whole
+        parts = item.parts()
+        right = [rank for rank, part in parts.items() if contains(whole, part, item.near)]
+        rows = sum(part.shape[0] for part in parts.values() if part.ndim)
+        if whole.ndim and rows > whole.shape[0] and len(right) < len(parts):
+            self.found.failure = (
+                f"the programs read different data: the {item.label} on ranks "
+                f"{[rank for rank in parts if rank not in right]} is in no part of the "
+                "reference's. The candidate's ranks read data of their own, as by a seed of the "
+                "rank: let the reference read the same global batch (DataLoaders are followed)"
+            )
+
+    def _first(self) -> Item | None:
+        """The first item without a relation, if one is essential."""
+        wrong = self.found.unrelated
+        essential = [item for item in wrong if item.kind in ESSENTIAL or item.problem[:4] == "bits"]
+        evaluation = not any(self.found.reference.ends("trained"))
+        if evaluation:
+            essential += [item for item in wrong if item.kind == "output" and not item.name]
+        if not essential:
+            return None
+        outputs: dict[tuple[str, str, int], bool] = {}
+        for item in self.found.compared:
+            if item.kind == "output":
+                key = item.root, item.name, item.step
+                outputs[key] = outputs.get(key, True) and item.related
+        last = max(item.order for item in essential if item.step == essential[0].step)
+        for item in wrong:
+            if item.kind == "local gradient":
+                continue
+            if item.kind == "output" and self._is_inside(item, outputs):
+                continue
+            if item.kind == "gradient" and not self._has_effect(item):
+                continue
+            if item.kind == "input" or (item.step == essential[0].step and item.order > last):
+                continue
+            return item
+        return essential[0]
+
+    @staticmethod
+    def _is_inside(item: Item, outputs: Mapping[tuple[str, str, int], bool]) -> bool:
+        """Whether an outer module's output is related: then the inner one is its own affair."""
+        name = item.name
+        while name:
+            name = name.rpartition(".")[0]
+            found = outputs.get((item.root, name, item.step))
+            if found is not None:
+                return found
+        return False
+
+    def _has_effect(self, item: Item) -> bool:
+        """Whether a weight's gradient that comes later in the step is wrong."""
+        return any(
+            other.kind in ESSENTIAL and other.step == item.step and other.order > item.order
+            for other in self.found.unrelated
+        )
+
+
+def candidates(whole: Any) -> Iterator[Array]:
+    """What the whole tensor may be: that of the one rank, or what the reference's ranks give."""
+    if not isinstance(whole, list):
+        yield whole
+        return
+    first = whole[0]
+    if all(each.shape == first.shape for each in whole):
+        if all(np.allclose(each, first, rtol=1e-9, atol=0) for each in whole):
+            yield first
+            return
+    for dim in range(first.ndim):
+        try:
+            yield np.concatenate(whole, dim)
+        except ValueError:
+            continue
+    if all(each.shape == first.shape for each in whole):
+        yield sum(whole[1:], first)
+        yield sum(whole[1:], first) / len(whole)
+
+
+def largest(whole: Callable[[], Any]) -> float:
+    try:
+        arrays = whole()
+    except ValueError:
+        return 0.0
+    first = arrays[0] if isinstance(arrays, list) else arrays
+    return float(np.abs(first).max(initial=0.0))
+
+
+def largest_size(whole: Callable[[], Any]) -> int:
+    arrays = whole()
+    return int((arrays[0] if isinstance(arrays, list) else arrays).size)
+
+
+def _claimed(item: Item) -> Iterator[tuple[Step, ...]]:
+    """The relation that a DTensor's placements claim."""
+    claim = next(iter(item.claims.values()), None)
+    if claim is None:
+        return
+    mesh = np.asarray(claim.mesh)
+    if mesh.ndim != len(claim.placements):
+        return
+    steps = []
+    for axis in reversed(range(mesh.ndim)):
+        rows = np.moveaxis(mesh, axis, -1).reshape(-1, mesh.shape[axis])
+        groups = tuple(tuple(map(int, row)) for row in rows)
+        placement = claim.placements[axis]
+        if placement[0] == "S":
+            steps.append(Step("S", groups, int(placement[1:].partition("/")[0])))
+        else:
+            steps.append(Step(placement[0], groups))
+    yield tuple(steps)
+
+
+def _inner(item: Item, rank: int, other: int) -> bool:
+    """Whether two ranks hold shards of another dimension than the batch's."""
+    if item.relation is None:
+        return False
+    for step in item.relation.steps:
+        for group in step.groups:
+            if rank in group and other in group:
+                return step.op == "S" and step.dim > 0
+    return False
+
+

@@ -1,0 +1,183 @@
+"""Why the first tensor has no relation: a reason by its kind, from the tensors themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .comparing import OF_WEIGHTS, Comparison, Item
+from .relations import Array, Near, Relation, Search, contains, relate, scales_of
+
+__all__ = ["Finding", "explain"]
+
+ROUNDING = 2e-2
+"""The largest error that narrow numbers make, by bfloat16's 8 bits after some operations."""
+BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of the first tensor without a relation.
+
+    **Attributes**: `reason`, one of a few words; `text`, a sentence; `error`, its largest
+    difference by the largest element, NaN if no parts have the shape; `right`, ranks whose part is
+    one of the reference's; `module`, class and file:line; `call`, the last collective before it.
+    """
+
+    reason: str
+    text: str
+    error: float
+    right: tuple[int, ...]
+    module: tuple[str, str]
+    call: str
+
+
+def explain(found: Comparison) -> Finding | None:
+    """The reason for a comparison's first tensor; None if there is none."""
+    item = found.first
+    if item is None:
+        return None
+    whole = item.whole()
+    whole = whole[0] if isinstance(whole, list) else whole
+    parts = item.parts()
+    right = tuple(rank for rank, part in parts.items() if contains(whole, part, item.near))
+    search = Search(whole, found.meshes, replace(item.near, scales=()), True)
+    search.run(parts)
+    error = min((_error(joined, whole) for _, joined in search.complete), default=float("nan"))
+    if item.related or item.problem:
+        error = 0.0 if item.problem else error
+    reason, text = _reason(found, item, whole, parts, right, error)
+    return Finding(reason, text, error, right, _module(found, item), _call(found, item))
+
+
+def _error(part: Array, whole: Array) -> float:
+    size = float(np.abs(whole).max(initial=0.0))
+    return float(np.abs(part - whole).max(initial=0.0)) / size if size else float("inf")
+
+
+def _reason(
+    found: Comparison,
+    item: Item,
+    whole: Array,
+    parts: dict[int, Array],
+    right: Sequence[int],
+    error: float,
+) -> tuple[str, str]:
+    kind, _, rest = item.problem.partition(" ")
+    if kind == "bits":
+        how, one, other = rest.split(" ")
+        if how == "differ":
+            return "other random bits", (
+                f"ranks {one} and {other} hold the same tensor and draw other random bits for it"
+            )
+        return "the same random bits", (
+            f"ranks {one} and {other} hold different shards and draw the same random bits for them"
+        )
+    if kind == "copies":
+        return "copies", "the shards of this weight are copies of each other: one seed for all"
+    if kind == "scale":
+        return _scaled(float(rest), found, "than the gradients that came before it in backward")
+    if item.kind == "weight" and item.step == 0:
+        wrong = [rank for rank in parts if rank not in right]
+        return "weights differ", (
+            f"the weight of rank{'s' * (len(wrong) > 1)} {_list(wrong)} is not the reference's"
+            if wrong and right
+            else "the ranks' weights are parts of the reference's that do not make up the whole"
+            if not wrong
+            else "the weight is no part of the reference's"
+        )
+    relaxed = _relaxed(found, item, whole, parts)
+    if relaxed is not None:
+        if relaxed.sums and item.kind in (*OF_WEIGHTS, "norm"):
+            return "never reduced", (
+                f"the ranks' parts add up to the reference's ({relaxed}): they were not reduced"
+            )
+        if relaxed.scale != 1:
+            return _scaled(relaxed.scale, found, "than the reference's")
+    if item.narrow or error < 1e-5:
+        narrow = _narrow(found)
+        if error < ROUNDING and narrow:
+            where = ", ".join(f"{name} in the {place}" for name, place in narrow.items())
+            return "only rounding", f"only rounding: {error:.1e}; {where}"
+    before = found.before(1)
+    if before and before[-1].relation is not None and before[-1].relation.sums:
+        if item.kind in ("output", "loss", "norm") and before[-1].kind == "output":
+            return "never reduced", (
+                f"it is computed from partial sums: the {before[-1].label} is "
+                f"{before[-1].relation}"
+            )
+    if right and len(right) < len(parts):
+        wrong = [rank for rank in parts if rank not in right]
+        return "ranks differ", f"it is wrong on rank{'s' * (len(wrong) > 1)} {_list(wrong)} alone"
+    return "other values", "its elements are computed otherwise"
+
+
+def _scaled(scale: float, found: Comparison, than: str) -> tuple[str, str]:
+    if scale > 1:
+        return "reduced twice", (
+            f"it is {scale:.6g} times larger {than}: reduced twice, or not divided"
+        )
+    return "divided by the wrong size", (
+        f"it is {1 / scale:.6g} times smaller {than}: divided by the wrong size"
+    )
+
+
+def _relaxed(
+    found: Comparison, item: Item, whole: Array, parts: dict[int, Array]
+) -> Relation | None:
+    """The relation that the tensor has if sums and factors are allowed."""
+    ranks = found.candidate.ranks
+    for sums, scales in ((False, scales_of(ranks)), (True, ()), (True, scales_of(ranks))):
+        near = Near(item.near.tolerance, item.near.floor, scales)
+        relation = relate(parts, whole, found.meshes, near, sums=sums)
+        if relation is not None and not relation.trivial:
+            return relation
+    return None
+
+
+def _narrow(found: Comparison) -> dict[str, str]:
+    narrow: dict[str, str] = {}
+    for own in (*found.reference.ends("narrow"), *found.candidate.ends("narrow")):
+        narrow |= own or {}
+    return narrow
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _module(found: Comparison, item: Item) -> tuple[str, str]:
+    """The class and file:line of the item's module, or of the one that holds the parameter."""
+    about: dict[str, Any] = {}
+    for own in (*found.candidate.ends("modules"), *found.reference.ends("modules")):
+        about = {**(own or {}), **about}
+    name = item.name
+    while True:
+        known = about.get(f"{item.root}/{name}")
+        if known is not None:
+            return known[0], known[1]
+        if not name:
+            return "", ""
+        name = name.rpartition(".")[0]
+
+
+def _call(found: Comparison, item: Item) -> str:
+    """The last collective that a rank which is wrong made before the tensor."""
+    for rank in found.candidate.by_rank:
+        orders = [
+            event.order
+            for event in rank.events
+            if (event.kind, event.leaf, event.step) == (item.kind, item.leaf, item.step)
+            and found.matching.key(event) == (item.root, item.name)
+        ]
+        if not orders:
+            continue
+        calls = rank.end.get("calls") or []
+        before = [call for call in calls if call[0] < min(orders)]
+        if before:
+            _, name, site, ranks = before[-1]
+            return f"{name} of ranks {_list(ranks)} at {site}" if ranks else f"{name} at {site}"
+    return ""

@@ -1,0 +1,242 @@
+"""Runs both programs with tracers: the candidate first, as the reference follows what it read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpusim.tools.progress import waiting
+
+from .comparing import Comparison, compare
+from .data import merged
+from .traces import Trace, read
+from .tracing import Settings
+
+__all__ = ["FailedError", "Program", "run_both"]
+
+LAST = 40
+"""Lines of a failed program's output that are shown."""
+BY_SEED = 0.5
+"""The share of a rank's weights that are the reference's, from which on the others are wrong."""
+
+
+class FailedError(ValueError):
+    """A program failed, or there is nothing to compare."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and the ranks that it runs on.
+
+    **Attributes**: `words`, the script and its arguments, or -m and a module; `options`, of
+    `gpusim torchrun`.
+    """
+
+    words: tuple[str, ...]
+    ranks: int
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{shlex.join(self.words)} on {self.ranks} rank{'s' * (self.ranks > 1)}"
+
+
+def run_both(
+    reference: Program,
+    candidate: Program,
+    settings: Settings,
+    note: Callable[[str], None] = lambda text: None,
+    keep: Path | None = None,
+) -> Comparison:
+    """Run both, and compare their traces.
+
+    **Raises**: FailedError if a program fails, with the end of its output.
+    """
+    with _folder(keep) as folder:
+        return both(lambda *given: run(*given, note=note), reference, candidate, settings, folder)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="gpusim-equal-") as scratch:
+        yield Path(scratch)
+
+
+Runner = Callable[[Any, Settings], Trace]
+
+
+def both(
+    run: Runner, reference: Any, candidate: Any, settings: Settings, folder: Path
+) -> Comparison:
+    """Run both by a function, and compare; again with written weights if theirs do not agree."""
+    settings, theirs = _run_candidate(run, candidate, settings, folder)
+    said = []
+    batches = merged([own.end.get("batches") or [] for own in theirs.by_rank])
+    given = replace(settings, folder=str(folder / "reference"))
+    if batches is not None:
+        lengths = theirs.by_rank[0].end.get("lengths") or []
+        (folder / "batches.json").write_text(json.dumps({"batches": batches, "lengths": lengths}))
+        given = replace(given, batches=str(folder / "batches.json"))
+        said.append(
+            "data: the reference's DataLoaders read the batches of all ranks, one behind the other"
+        )
+    mine = run(reference, given)
+    if given.dtype == "float64" and _is_narrow(mine):
+        settings = replace(settings, dtype="wide")
+        return _again(run, reference, candidate, settings, folder, said)
+    found = compare(mine, theirs)
+    weights = _weights_to_write(found)
+    if weights:
+        np.savez(folder / "weights.npz", **weights)
+        given = replace(
+            given, weights=str(folder / "weights.npz"), folder=str(folder / "reference-again")
+        )
+        found = compare(run(reference, given), theirs)
+        said.append(
+            f"weights: {len(weights)} of the reference's are the candidate's, put together by "
+            "their shapes; they did not agree by seed"
+        )
+    else:
+        said.append("weights: as the programs made them, by seed or checkpoint")
+    found.said = said + found.said
+    return found
+
+
+def _run_candidate(
+    run: Runner, candidate: Any, settings: Settings, folder: Path
+) -> tuple[Settings, Trace]:
+    return settings, run(candidate, replace(settings, folder=str(folder / "candidate")))
+
+
+def _again(
+    run: Runner,
+    reference: Any,
+    candidate: Any,
+    settings: Settings,
+    folder: Path,
+    said: Sequence[str],
+) -> Comparison:
+    """Once more with every narrow dtype wide, as the reference itself computes in one."""
+    wide = folder / "wide"
+    wide.mkdir(exist_ok=True)
+    found = both(run, reference, candidate, settings, wide)
+    found.said.insert(
+        0, "dtypes: bfloat16 and float16 are float64 too, as the programs compute in them"
+    )
+    return found
+
+
+def _is_narrow(trace: Trace) -> bool:
+    """Whether the reference itself computes in 16 bits."""
+    narrow: dict[str, str] = {}
+    for own in trace.ends("narrow"):
+        narrow |= own or {}
+    return any(name in narrow for name in ("bfloat16", "float16"))
+
+
+def _weights_to_write(found: Comparison) -> dict[str, Any]:
+    """The weights for the reference where the two programs draw their own; none if they agree.
+
+    By seed, if at least half of what a rank holds is the reference's: the rest is wrong then, and
+    is not written over.
+    """
+    first = [
+        item
+        for item in found.compared
+        if item.kind == "weight" and item.step == 0 and not _constant(item)
+    ]
+    if not first:
+        return {}
+    agree: dict[int, list[bool]] = {}
+    for item in first:
+        for rank in item.ranks:
+            agree.setdefault(rank, []).append(item.related)
+    apart = {
+        rank for rank, own in agree.items() if sum(own) < BY_SEED * len(own) and not all(own)
+    }
+    if not apart:
+        return {}
+    written = {}
+    for item in first:
+        if item.related or not set(item.ranks) & apart:
+            continue
+        whole = by_shape(item, found)
+        if whole is not None:
+            written[f"{item.root}/{item.name}"] = whole
+    return written
+
+
+def _constant(item: Any) -> bool:
+    whole = item.whole()
+    whole = whole[0] if isinstance(whole, list) else whole
+    return bool((whole == whole.reshape(-1)[0]).all()) if whole.size else True
+
+
+def by_shape(item: Any, found: Comparison) -> Any:
+    """The candidate's parts put together to the shape of the reference's weight; None if not."""
+    from .relations import Step, put_together
+
+    whole = item.whole()
+    shape = (whole[0] if isinstance(whole, list) else whole).shape
+    parts = item.parts()
+    first = next(iter(parts.values()))
+    if first.shape == shape:
+        return first
+    for mesh in found.meshes:
+        groups = tuple(
+            own for group in mesh if (own := tuple(rank for rank in group if rank in parts))
+        )
+        for dim in range(len(shape)):
+            joined = put_together(parts, Step("S", groups, dim))
+            for each in (joined or {}).values():
+                if each.shape == shape:
+                    return each
+    return None
+
+
+def run(
+    program: Program, settings: Settings, note: Callable[[str], None] = lambda text: None
+) -> Trace:
+    """Run a program by `gpusim torchrun`, and read its trace.
+
+    **Raises**: FailedError if it fails.
+    """
+    Path(settings.folder).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--quiet", "--processes"]
+    command += ["--ranks", str(program.ranks), *program.options]
+    command += ["--traced", json.dumps(asdict(settings)), *program.words]
+    note(f"running {program}")
+    with waiting(f"running {program}"):
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **program.environment},
+        )
+    if done.returncode:
+        if done.returncode in (130, -2):
+            raise KeyboardInterrupt
+        shown = "\n".join(done.stdout.splitlines()[-LAST:])
+        raise FailedError(f"{program} failed:\n{shown}")
+    trace = read(Path(settings.folder))
+    if not any(own.events for own in trace.by_rank):
+        raise FailedError(f"{program}: no module of torch's was called, so nothing can be compared")
+    return trace
