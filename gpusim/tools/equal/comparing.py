@@ -73,6 +73,7 @@ class Item:
     near: Near = Near(TOLERANCE)
     bits: dict[int, str] = field(default_factory=dict)
     narrow: str = ""
+    added: int = 0
     claims: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -236,7 +237,8 @@ class Collector:
         kind, root, name, leaf, step, _ = key
         for own in (*whole.values(), *parts.values()):
             own.sort(key=lambda event: event.count)
-        order = min(own[0].order for own in whole.values())
+        first = min((own[0] for own in whole.values()), key=lambda event: event.order)
+        order = first.order
         ranks = tuple(sorted(parts))
         narrow = next(
             (
@@ -257,12 +259,14 @@ class Collector:
             )
 
         if sliced:
-            yield item(
+            made = item(
                 0,
                 order,
-                lambda: unsliced(whole, 0)[0],
-                lambda: {r: a for r, a in unsliced_parts(parts, self.meshes).items()},
+                lambda: unsliced(whole)[0],
+                lambda: unsliced_parts(parts, self.meshes),
             )
+            made.added = first.added
+            yield made
             return
         counts = {len(own) for own in (*whole.values(), *parts.values())}
         several = len(counts) == 1
@@ -278,6 +282,7 @@ class Collector:
                     rank: one_array(own) for rank, own in there.items()
                 },
             )
+            made.added = first.added
             made.bits = {rank: own[0].bits for rank, own in there.items() if own[0].bits}
             made.claims = {rank: own[0].claim for rank, own in there.items() if own[0].claim}
             yield made
@@ -312,7 +317,7 @@ def one_of(ranks: Mapping[int, list[Event]]) -> Any:
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def unsliced(ranks: Mapping[int, list[Event]], fill: float) -> list[Array]:
+def unsliced(ranks: Mapping[int, list[Event]]) -> list[Array]:
     """The tensors that flat slices of each rank give; NaN where a rank has none."""
     found = []
     for events in ranks.values():
@@ -327,7 +332,7 @@ def unsliced(ranks: Mapping[int, list[Event]], fill: float) -> list[Array]:
 
 def unsliced_parts(ranks: Mapping[int, list[Event]], meshes: Sequence[Partition]) -> Parts:
     """The parts of ranks that hold flat slices: filled up by those of groups that have the rest."""
-    own = dict(zip(ranks, unsliced(ranks, np.nan), strict=True))
+    own = dict(zip(ranks, unsliced(ranks), strict=True))
     if not any(np.isnan(each).any() for each in own.values()):
         return own
     for mesh in sorted(meshes, key=lambda mesh: len(mesh[0])):
@@ -385,6 +390,7 @@ class Judge:
                 item.compared = False
                 self.found.skipped[str(error)].append(f"{item.kind} of {item.name or item.root}")
             unrelated += item.compared and not item.related
+        self._place_gradients()
         self._inputs()
         self.found.first = self._first()
 
@@ -476,6 +482,19 @@ class Judge:
                     np.array_equal(each, own[0]) for each in own[1:]
                 ):
                     item.problem = "copies"
+
+    def _place_gradients(self) -> None:
+        """Put gradients of weights that are wrong where backward made them, if they were then."""
+        local = {
+            (item.root, item.name, item.step): item.related
+            for item in self.found.compared
+            if item.kind == "local gradient"
+        }
+        for item in self.found.unrelated:
+            key = item.root, item.name, item.step
+            if item.kind == "weight gradient" and item.added and not local.get(key, False):
+                item.order = item.added
+        self.found.items.sort(key=lambda item: (item.step, item.order))
 
     def _inputs(self) -> None:
         """Whether both read the same data: if not, nothing else says anything."""

@@ -13,6 +13,8 @@ from .relations import Array, Near, Relation, Search, contains, relate, scales_o
 
 __all__ = ["Finding", "explain"]
 
+FACTOR = 16
+"""The largest number of a fraction that is looked for where a tensor is too large or too small."""
 ROUNDING = 2e-2
 """The largest error that narrow numbers make, by bfloat16's 8 bits after some operations."""
 BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
@@ -97,6 +99,9 @@ def _reason(
             )
         if relaxed.scale != 1:
             return _scaled(relaxed.scale, found, "than the reference's")
+    by_bias = _up_to_a_bias(found, item, whole, parts)
+    if by_bias:
+        return by_bias
     if item.narrow or error < 1e-5:
         narrow = _narrow(found)
         if error < ROUNDING and narrow:
@@ -130,11 +135,38 @@ def _relaxed(
 ) -> Relation | None:
     """The relation that the tensor has if sums and factors are allowed."""
     ranks = found.candidate.ranks
-    for sums, scales in ((False, scales_of(ranks)), (True, ()), (True, scales_of(ranks))):
+    small = range(1, FACTOR + 1)
+    any_scale = tuple({a / b for a in small for b in small} - {1.0})
+    for sums, scales in (
+        (False, scales_of(ranks)),
+        (True, ()),
+        (True, scales_of(ranks)),
+        (False, any_scale),
+        (item.kind == "loss", any_scale),
+    ):
         near = Near(item.near.tolerance, item.near.floor, scales)
         relation = relate(parts, whole, found.meshes, near, sums=sums)
         if relation is not None and not relation.trivial:
             return relation
+    return None
+
+
+def _up_to_a_bias(
+    found: Comparison, item: Item, whole: Array, parts: dict[int, Array]
+) -> tuple[str, str] | None:
+    """Whether all rows of an output are wrong by the same: a bias."""
+    if item.kind != "output" or whole.ndim < 2:
+        return None
+    search = Search(whole, found.meshes, Near(item.near.tolerance, item.near.floor), True)
+    search.run(parts)
+    for steps, joined in search.complete:
+        apart = (joined - whole).reshape(-1, whole.shape[-1])
+        if float(np.abs(apart - apart[0]).max(initial=0.0)) <= item.near.bound(whole) * 4:
+            if any(step.op == "P" for step in steps):
+                return "never reduced", (
+                    "the ranks' parts add up to the reference's and a bias: they were not reduced"
+                )
+            return "bias", "all rows are wrong by the same: a bias is added more than once, or not"
     return None
 
 

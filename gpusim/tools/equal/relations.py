@@ -37,7 +37,8 @@ in fused projections, each of whose 2 or 3 blocks is cut; one element for each r
 class Step:
     """One step of a relation.
 
-    **Attributes**: `op`, R, S or P; `groups`, of ranks; `dim`, of S; `layout`, of S, from `LAYOUTS`.
+    **Attributes**: `op`, R, S or P, or "pieces", where each row of a part is one of the whole's, and
+    each of the whole's is in a part: fused projections whose keys several ranks share; `groups`, of ranks; `dim`, of S; `layout`, of S, from `LAYOUTS`.
     """
 
     op: str
@@ -46,8 +47,11 @@ class Step:
     layout: str = ""
 
     def __str__(self) -> str:
-        cut = f"S({self.dim}{', ' + self.layout if self.layout else ''})"
-        return cut if self.op == "S" else self.op
+        if self.op == "pieces":
+            return f"S({self.dim}) in pieces"
+        if self.op == "S":
+            return f"S({self.dim}{', ' + self.layout if self.layout else ''})"
+        return self.op
 
 
 @dataclass(frozen=True)
@@ -293,6 +297,9 @@ def relate(
     result = search.run(given)
     if result is not None:
         return Relation(*result, trivial=trivial)
+    for dim in range(whole.ndim):
+        if in_pieces(given, whole, dim, near):
+            return Relation((Step("pieces", (tuple(sorted(given)),), dim),), trivial=trivial)
     if permutes:
         for steps, joined in search.complete:
             scale = rows_permuted(joined, whole, near)
@@ -304,6 +311,8 @@ def relate(
 def follow(parts: Parts, steps: Sequence[Step], whole: Array, near: Near) -> float | None:
     """The scale if these steps give the whole; None if they do not."""
     for step in steps:
+        if step.op == "pieces":
+            return 1.0 if in_pieces(parts, whole, step.dim, near) else None
         if step.op == "R" and not equal_in_groups(parts, step.groups, near, whole):
             return None
         found = put_together(parts, step)
@@ -408,6 +417,33 @@ class Search:
             if last and part.shape != shape:
                 return False
         return True
+
+
+def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
+    """Whether each row in a dimension of each part is one of the whole's, and none is left over."""
+    size = whole.shape[dim]
+    rows = np.moveaxis(whole, dim, 0).reshape(size, -1)
+    if size < 2 or rows.shape[1] < 2 or not np.isfinite(whole).all():
+        return False
+    weights = np.random.default_rng(rows.shape[1]).standard_normal(rows.shape[1])
+    values = rows @ weights
+    order = np.argsort(values)
+    covered = np.zeros(size, bool)
+    bound = near.bound(whole)
+    for part in parts.values():
+        shape = whole.shape[:dim] + whole.shape[dim + 1 :]
+        if part.ndim != whole.ndim or part.shape[:dim] + part.shape[dim + 1 :] != shape:
+            return False
+        own = np.moveaxis(part, dim, 0).reshape(part.shape[dim], -1)
+        mine = own @ weights
+        at = np.searchsorted(values[order], mine).clip(0, size - 1)
+        left = order[(at - 1).clip(0)]
+        right = order[at]
+        nearest = np.where(abs(values[left] - mine) < abs(values[right] - mine), left, right)
+        if len(own) and float(np.abs(own - rows[nearest]).max()) > bound:
+            return False
+        covered[nearest] = True
+    return bool(covered.all())
 
 
 def rows_permuted(part: Array, whole: Array, near: Near) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .tracing import Settings
 
 __all__ = ["FailedError", "Program", "run_both"]
 
+INTERRUPTED = 130
 LAST = 40
 """Lines of a failed program's output that are shown."""
 BY_SEED = 0.5
@@ -46,7 +47,6 @@ class Program:
     words: tuple[str, ...]
     ranks: int
     options: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{shlex.join(self.words)} on {self.ranks} rank{'s' * (self.ranks > 1)}"
@@ -216,27 +216,57 @@ def run(
 
     **Raises**: FailedError if it fails.
     """
-    Path(settings.folder).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gpusim", "torchrun", "--quiet", "--processes"]
-    command += ["--ranks", str(program.ranks), *program.options]
-    command += ["--traced", json.dumps(asdict(settings)), *program.words]
+    folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["torchrun", "--quiet", "--processes", "--ranks", str(program.ranks), *program.options]
+    words += ["--traced", json.dumps(asdict(settings)), *program.words]
     note(f"running {program}")
+    output = folder / "output"
     with waiting(f"running {program}"):
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, **program.environment},
-        )
-    if done.returncode:
-        if done.returncode in (130, -2):
-            raise KeyboardInterrupt
-        shown = "\n".join(done.stdout.splitlines()[-LAST:])
+        code = command_in_fork(words, output)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        shown = "\n".join(output.read_text(errors="replace").splitlines()[-LAST:])
         raise FailedError(f"{program} failed:\n{shown}")
     trace = read(Path(settings.folder))
     if not any(own.events for own in trace.by_rank):
         raise FailedError(f"{program}: no module of torch's was called, so nothing can be compared")
     return trace
+
+
+def command_in_fork(words: list[str], output: Path) -> int:
+    """Run a command of gpusim's in a fork, which has torch imported; its exit code."""
+    import torch  # noqa: F401  # once, before both forks
+
+    from gpusim.tools.cli import main
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if not process:
+        code = 1
+        try:
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for mine, own in ((null, 0), (file, 1), (file, 2)):
+                os.dup2(mine, own)
+            code = main(words)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    try:
+        _, status = os.waitpid(process, 0)
+    except BaseException:
+        # Ctrl-C reaches the fork too, which ends its ranks; any other end is told to it.
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
+        raise
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

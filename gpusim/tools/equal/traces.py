@@ -51,7 +51,7 @@ class Event:
     **Attributes**: `kind`, one of `tracing.KINDS`; `root`, the outermost module, and `name`, that
     of the module in it, or of the parameter; `leaf`, which of a module's outputs; `count`, how
     often the rank had the event in this `step` before; `order`, its place among the rank's events;
-    `bits`, a digest of random bits.
+    `bits`, a digest of random bits; `added`, of a weight's gradient, its place in the backward pass.
     """
 
     kind: str
@@ -67,6 +67,7 @@ class Event:
     claim: Claim | None = None
     slice: Slice | None = None
     bits: str = ""
+    added: int = 0
     evaluated: bool = False
     rank: "RankTrace" = field(default=None, repr=False)  # type: ignore[assignment]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -124,6 +125,8 @@ class Tracer:
         self.counts: Counter[tuple[Any, ...]] = Counter()
         #: When a parameter's gradient was last added to, and the sum of what was added.
         self.added: dict[tuple[str, str], tuple[int, Tensor]] = {}
+        #: When backward added to a parameter's gradient for the last time.
+        self.orders: dict[tuple[str, str], int] = {}
         self.hooked: set[int] = set()
         #: Parameters whose weights of this step are written.
         self.weighed: set[tuple[str, str]] = set()
@@ -138,9 +141,12 @@ class Tracer:
 
     def install(self, stack: ExitStack) -> None:
         """Put the hooks in, until the stack ends."""
+        # A hook of torch's for all modules would come before a module's own hooks, which DTensor's
+        # plans and FSDP2 have: what the outer module gets is what the call returns.
+        stack.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
+        call = self._calling(nn.Module.__call__)
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         hooks = [
-            torch_module.register_module_forward_pre_hook(self._before_forward),
-            torch_module.register_module_forward_hook(self._after_forward, always_call=True),
             torch_module.register_module_module_registration_hook(self.names.note_child),
             torch_optimizer.register_optimizer_step_pre_hook(self._before_step),
             torch_optimizer.register_optimizer_step_post_hook(self._after_step),
@@ -153,12 +159,23 @@ class Tracer:
         atexit.register(self.finish)
         stack.callback(atexit.unregister, self.finish)
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if not self.stack and not _in_backward():
-            self._begin_forward(module, args)
-        self.stack.append(module)
+    def _calling(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling() or self.finished:
+                return real(module, *args, **named)
+            if not self.stack and not _in_backward():
+                self._begin_forward(module, (args, named) if named else args)
+            self.stack.append(module)
+            try:
+                output = real(module, *args, **named)
+            finally:
+                outer = self.stack[0]
+                self.stack.pop()
+            self._after_forward(module, outer, output)
+            return output
+
+        return __call__
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         tag, name = self.names.of(module, None)
@@ -178,12 +195,8 @@ class Tracer:
             for leaf, tensor in leaves(args):
                 self.write("input", tag, name, leaf, tensor)
 
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.stack or self.stack[-1] is not module:
-            return
-        outer = self.stack[0]
-        self.stack.pop()
-        if output is None or is_wrapper(module) or _in_backward():
+    def _after_forward(self, module: nn.Module, outer: nn.Module, output: Any) -> None:
+        if is_wrapper(module) or _in_backward():
             return
         tag, name = self.names.of(module, outer)
         for leaf, tensor in leaves(output):
@@ -230,23 +243,20 @@ class Tracer:
         """Write what backward has added to parameters, and the gradients as they are now."""
         for (tag, name), (order, total) in list(self.added.items()):
             self.write("local gradient", tag, name, "", total, order=order, count=0)
-        orders = {key: order for key, (order, _) in self.added.items()}
+        self.orders |= {key: order for key, (order, _) in self.added.items()}
         self.added.clear()
-        if kind != CLIPPED and orders:
-            self.orders = orders
         for parameter in given:
             gradient = parameter.grad
             if gradient is None:
                 continue
             for piece in self.shards.of(parameter):
-                order = getattr(self, "orders", {}).get((piece.tag, piece.name))
                 self.write(
                     kind,
                     piece.tag,
                     piece.name,
                     "",
                     piece.cut(gradient),
-                    order=order if kind == "weight gradient" else None,
+                    added=self.orders.get((piece.tag, piece.name), 0),
                     slice=piece.slice,
                 )
 
@@ -340,6 +350,7 @@ class Tracer:
         *,
         count: int | None = None,
         order: int | None = None,
+        added: int = 0,
         slice: tuple[int, tuple[int, ...]] | None = None,
         bits: str = "",
     ) -> int:
@@ -363,6 +374,8 @@ class Tracer:
             about["claim"] = claim
         if slice is not None:
             about["slice"] = slice
+        if added:
+            about["added"] = added
         if bits:
             about["bits"] = bits
         if evaluated:

@@ -1,0 +1,1 @@
+"""Public reports of silent bugs as small programs, and what `gpusim equal` says of each."""

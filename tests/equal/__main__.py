@@ -1,0 +1,143 @@
+"""Runs `gpusim equal` on every bug and on every correct configuration, and writes what it said.
+
+    python -m tests.equal [--only TEXT] [--jobs N] [--gloo] [--dry]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.equal.bug import Bug
+from tests.equal.cases import BUGS, CORRECT, LIBRARIES
+
+__all__ = ["PROGRAMS", "ROOT", "judge", "said"]
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+RESULTS = ROOT / "bench" / "results" / "equal.json"
+
+
+def said(program: str, ranks: int, *more: str) -> dict[str, Any]:
+    """What `gpusim equal` says of a program with its arguments, as JSON; and how long it took."""
+    script, *arguments = shlex.split(program)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "found.json"
+        command = [sys.executable, "-m", "gpusim", "equal", "-q", "--ranks", str(ranks)]
+        command += ["--json", str(file), *more, str(PROGRAMS / script), *arguments]
+        begin = time.monotonic()
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=scratch, env=environment()
+        )
+        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        found["code"], found["seconds"] = done.returncode, time.monotonic() - begin
+        found["output"] = done.stdout + done.stderr
+    return found
+
+
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **own, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def judge(bug: Bug, found: dict[str, Any]) -> str:
+    """"right" if the bug is found at its place or the next, "elsewhere", "not found", "failed"."""
+    if found["code"] == 2:
+        return "failed"
+    if found["code"] == 0:
+        return "not found"
+    name = found["first"]["name"]
+    return "right" if any(fits(name, place) for place in bug.at) else "elsewhere"
+
+
+def fits(name: str, place: str) -> bool:
+    """Whether a tensor's name is a module's, or that of one of its parameters."""
+    return name == place or name.rpartition(".")[0] == place and name[len(place) :] in (
+        ".weight",
+        ".bias",
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose text contains this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--dry", action="store_true", help="write nothing")
+    parser.add_argument("--kind", choices=("bugs", "correct", "libraries"), action="append")
+    options = parser.parse_args()
+    kinds = options.kind or ["bugs", "correct"]
+    cases: list[tuple[Any, str, int, tuple[str, ...]]] = []
+    if "bugs" in kinds:
+        cases += [(bug, bug.command, bug.ranks, ()) for bug in BUGS]
+    if "correct" in kinds:
+        cases += [(None, program, ranks, ()) for program, ranks in CORRECT]
+    if "libraries" in kinds:
+        cases += [(None, program, ranks, more) for program, ranks, more in LIBRARIES]
+    cases = [case for case in cases if options.only in f"{case[1]} {case[2]}"]
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for case, found in zip(
+            cases, pool.map(lambda case: said(case[1], case[2], *case[3]), cases), strict=True
+        ):
+            row = row_of(case, found)
+            rows.append(row)
+            print(
+                f"{row['verdict']:10} {row['seconds']:5.1f} s  {row['program']} on {row['ranks']}"
+                f"  {row['what']} {row['name']} [{row['reason']}]"
+                + (f"  expected {list(case[0].at)}" if row["verdict"] == "elsewhere" else ""),
+                flush=True,
+            )
+            if row["verdict"] in ("failed", "ALARM"):
+                print(found["output"][-3000:], flush=True)
+    show(rows)
+    if not options.dry and not options.only and not options.kind:
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(row["verdict"] in ("failed", "ALARM", "not found") for row in rows))
+
+
+def row_of(case: tuple[Any, ...], found: dict[str, Any]) -> dict[str, Any]:
+    bug, program, ranks = case[:3]
+    first = found.get("first") or {}
+    if bug is None:
+        verdict = {0: "equal", 1: "ALARM"}.get(found["code"], "failed")
+    else:
+        verdict = judge(bug, found)
+    return {
+        "program": program,
+        "ranks": ranks,
+        "bug": bug is not None,
+        "verdict": verdict,
+        "tensors": found.get("tensors", 0),
+        "related": found.get("related", 0),
+        "what": first.get("what", ""),
+        "name": first.get("name", ""),
+        "step": first.get("step"),
+        "reason": first.get("reason", ""),
+        "seconds": round(found["seconds"], 1),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    bugs = [row for row in rows if row["bug"]]
+    right = sum(row["verdict"] == "right" for row in bugs)
+    found = right + sum(row["verdict"] == "elsewhere" for row in bugs)
+    alarms = sum(row["verdict"] == "ALARM" for row in rows)
+    failed = sum(row["verdict"] == "failed" for row in rows)
+    print(
+        f"{found} of {len(bugs)} bugs found, {right} at the right module or the next; "
+        f"{alarms} alarms on {len(rows) - len(bugs)} correct configurations; {failed} failed; "
+        f"at most {max((row['seconds'] for row in rows), default=0):.0f} s each"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
