@@ -61,7 +61,7 @@ def judge(bug: Bug, found: dict[str, Any]) -> str:
 
 def fits(name: str, place: str) -> bool:
     """Whether a tensor's name is a module's, or that of one of its parameters."""
-    return name == place or name.rpartition(".")[0] == place and name[len(place) :] in (
+    return name == (place or "loss") or name.rpartition(".")[0] == place and name[len(place) :] in (
         ".weight",
         ".bias",
     )

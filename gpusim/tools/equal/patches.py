@@ -92,8 +92,20 @@ def _norms(tracer: Tracer, stack: ExitStack) -> None:
         tracer.on_norm(norm)
         return norm
 
+    by_norm: Any = nn.utils.clip_grads_with_norm_
+
+    @functools.wraps(by_norm)
+    def clip_grads_with_norm_(
+        parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **named: Any
+    ) -> None:
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        tracer.on_clip(given)
+        tracer.on_norm(torch.as_tensor(total_norm))
+        by_norm(given, max_norm, total_norm, *args, **named)
+
     for owner in (clip_grad, nn.utils):
         _replace(stack, owner, "clip_grad_norm_", clip_grad_norm_)
+    _replace(stack, nn.utils, "clip_grads_with_norm_", clip_grads_with_norm_)
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 
     method = Fsdp.clip_grad_norm_

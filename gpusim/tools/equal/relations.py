@@ -423,8 +423,10 @@ def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
     """Whether each row in a dimension of each part is one of the whole's, and none is left over."""
     size = whole.shape[dim]
     rows = np.moveaxis(whole, dim, 0).reshape(size, -1)
-    if size < 2 or rows.shape[1] < 2 or not np.isfinite(whole).all():
+    if size < 2 or not rows.size or not np.isfinite(whole).all():
         return False
+    if rows.shape[1] == 1 and len(np.unique(rows)) <= size // 2:
+        return False  # the same numbers stand for too much
     weights = np.random.default_rng(rows.shape[1]).standard_normal(rows.shape[1])
     values = rows @ weights
     order = np.argsort(values)

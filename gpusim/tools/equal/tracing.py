@@ -301,7 +301,7 @@ class Tracer:
         """A norm of gradients is known. All ranks call this: a DTensor's parts are joined."""
         full = getattr(norm, "full_tensor", None)
         norm = full() if full is not None else norm
-        self.write("norm", "", "norm of the gradients", "", norm)
+        self.write("norm", "", "clip norm", "", norm)
 
     def on_logged(self, name: str, tensor: Tensor) -> None:
         """A reduction outside of a graph has a result."""
@@ -316,6 +316,12 @@ class Tracer:
         again = _in_backward()
         leaf = "again" if again else ""
         self.write("bits", tag, name, leaf, tensor, bits=digest)
+
+    def watch(self, name: str, tensor: Tensor) -> None:
+        """The program names a tensor."""
+        count = self.write("watched", "", name, "", tensor)
+        if tensor.requires_grad and torch.is_grad_enabled() and not tensor.is_leaf:
+            self._hook(tensor, "", name, "", count)
 
     def note(self, text: str) -> None:
         """Count something that is said in the report."""

@@ -35,6 +35,7 @@ class RanksMark:
     init: bool | str = True
     axis: str | None = None
     processes: bool = False
+    equals: int | None = None
 
     def __post_init__(self) -> None:
         counts = self.counts
@@ -60,7 +61,18 @@ class RanksMark:
             raise ValueError(f"axis={self.axis!r}: expected no processes=True")
         if self.processes and self.schedule != "turns":
             raise ValueError(f"schedule={self.schedule!r}: expected no processes=True")
+        if self.equals is not None:
+            self._check_equals()
         self._check_reduction()
+
+    def _check_equals(self) -> None:
+        if type(self.equals) is not int or self.equals < 1:
+            raise ValueError(f"equals={self.equals!r}: expected a number of ranks from 1")
+        for name, chosen in (("axis", self.axis is not None), ("processes", self.processes)):
+            if chosen:
+                raise ValueError(f"equals={self.equals!r}: expected no {name}; it is torch's")
+        if self.schedule != "turns":
+            raise ValueError(f"equals={self.equals!r}: expected schedule='turns'")
 
     def _check_reduction(self) -> None:
         if self.order is not None and self.reduction is not None:

@@ -53,8 +53,37 @@ def call(item: pytest.Function) -> None:
     if mark.processes:
         with reduced(mark.reduction):
             item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+    elif mark.equals is not None:
+        compare(MarkedTest(item, mark), mark.equals)
     else:
         MarkedTest(item, mark).execute()
+
+
+def compare(test: MarkedTest, reference_ranks: int) -> None:
+    """Run the test on the reference's ranks and on its own, as processes, and compare."""
+    from gpusim.tools.equal.checking import check_functions
+
+    def run(rank: int) -> None:
+        test.begin()
+        test.function(**test.arguments_of(rank))
+
+    try:
+        check_functions(
+            run,
+            run,
+            test.count,
+            (),
+            reference_ranks=reference_ranks,
+            steps=0,
+            dtype="float64",
+            reduction=test.mark.reduction,
+            device=None,
+        )
+    except ReplicaError as error:
+        cause = error.__cause__
+        if isinstance(cause, SKIPS):
+            raise cause from None
+        raise
 
 
 @contextlib.contextmanager

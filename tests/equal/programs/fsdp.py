@@ -71,9 +71,7 @@ class TokenLoss(nn.Module):
     """The cross-entropy of all tokens, over `count`."""
 
     def forward(self, logits: Tensor, targets: Tensor, count: float) -> Tensor:
-        loss = nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum"
-        )
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return loss / count
 
 
