@@ -533,7 +533,8 @@ def traced_as(settings: str | None, rank: int, ranks: int) -> AbstractContextMan
     """A block in which the rank's tensors are traced, if `gpusim equal` asks for it."""
     if settings is None:
         return nullcontext()
-    from gpusim.tools.equal.tracing import Settings, traced
+    from gpusim.tools.equal.settings import Settings
+    from gpusim.tools.equal.tracing import traced
 
     return traced(Settings(**json.loads(settings)), rank, ranks)
 

@@ -1,6 +1,6 @@
 """Runs `gpusim equal` on every bug and on every correct configuration, and writes what it said.
 
-    python -m tests.equal [--only TEXT] [--jobs N] [--gloo] [--dry]
+python -m tests.equal [--only TEXT] [--jobs N] [--gloo] [--dry]
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def environment() -> dict[str, str]:
 
 
 def judge(bug: Bug, found: dict[str, Any]) -> str:
-    """"right" if the bug is found at its place or the next, "elsewhere", "not found", "failed"."""
-    if found["code"] == 2:
+    """ "right" if the bug is found at its place or the next, "elsewhere", "not found", "failed"."""
+    if found["code"] not in (0, 1) or "equal" not in found:
         return "failed"
     if found["code"] == 0:
         return "not found"
@@ -61,9 +61,13 @@ def judge(bug: Bug, found: dict[str, Any]) -> str:
 
 def fits(name: str, place: str) -> bool:
     """Whether a tensor's name is a module's, or that of one of its parameters."""
-    return name == (place or "loss") or name.rpartition(".")[0] == place and name[len(place) :] in (
-        ".weight",
-        ".bias",
+    return name == (place or "loss") or (
+        name.rpartition(".")[0] == place
+        and name[len(place) :]
+        in (
+            ".weight",
+            ".bias",
+        )
     )
 
 
@@ -108,7 +112,7 @@ def row_of(case: tuple[Any, ...], found: dict[str, Any]) -> dict[str, Any]:
     bug, program, ranks = case[:3]
     first = found.get("first") or {}
     if bug is None:
-        verdict = {0: "equal", 1: "ALARM"}.get(found["code"], "failed")
+        verdict = {0: "equal", 1: "ALARM"}.get(found["code"] if "equal" in found else 2, "failed")
     else:
         verdict = judge(bug, found)
     return {

@@ -13,7 +13,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="An adapter is added to the model after DDP has wrapped it, so that its gradients are not reduced.",
+        says="An adapter is added after DDP has wrapped the model: its gradients stay local.",
         at=(
             "module.adapter.up.bias",
             "module.adapter.up.weight",
@@ -25,7 +25,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="The loss is divided by the tokens of all ranks, and DDP divides the gradients by the ranks again.",
+        says="The loss is over the tokens of all ranks, and DDP divides by the ranks again.",
         at=(
             "module.loss",
             "module.head.weight",
@@ -50,7 +50,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=2,
         options="",
         source="common",
-        says="DDP reduces gradients in the first microbatch, and those of later ones stay on their rank.",
+        says="DDP reduces gradients in the first microbatch, and those of later ones stay local.",
         at=(
             "module.head.weight",
             "module.adapter.up.bias",
@@ -114,7 +114,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="A rank skips the step when its own loss is high, where the loss of all ranks was meant.",
+        says="A rank skips the step when its own loss is high; the loss of all was meant.",
         at=(
             "module.positions",
             "module.tokens.weight",
@@ -204,7 +204,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="ZeRO-2 scatters the buffer of gradients after each microbatch, and does not clear it between.",
+        says="ZeRO-2 scatters gradients after each microbatch, and does not clear their buffer.",
         at=(
             "head.bias",
             "head.weight",
@@ -272,7 +272,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=3,
         options="--stage 1",
         source="common",
-        says="The norms of the shards are added, where the root of the sum of their squares was meant.",
+        says="The norms of the shards are added; their squares were meant.",
         at=(
             "clip norm",
             "norm of the gradients",
@@ -312,7 +312,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="The factor that gradients are divided by is set in the root module, and not in the blocks.",
+        says="Gradients' divide factor is set in the root module, and not in the blocks.",
         at=(
             "blocks.1.down.bias",
             "blocks.1.down.weight",
@@ -349,7 +349,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="--clip 1",
         source="common",
-        says="The norm is of this rank's parts of the DTensors, so that each rank clips by another one.",
+        says="The norm is of this rank's parts of the DTensors: each rank clips by another one.",
         at=(
             "clip norm",
             "norm of the gradients",
@@ -376,7 +376,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="--replicas 2",
         source="common",
-        says="FSDP gets the mesh of the shards alone, so that replicas keep gradients of their own.",
+        says="FSDP gets the mesh of the shards alone: replicas keep gradients of their own.",
         at=(
             "head.weight",
             "norm.bias",
@@ -389,7 +389,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=2,
         options="",
         source="common",
-        says="Gradients are reduced in the first microbatch, and those of later ones wait for the next step.",
+        says="Gradients are reduced in the first microbatch; those of later ones wait a step.",
         at=(
             "head.weight",
             "norm.bias",
@@ -402,7 +402,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="--version 1 --original 1 --clip 1",
         source="common",
-        says="The gradients of FSDP1 are clipped by torch.nn.utils, which sees this rank's parts alone.",
+        says="torch.nn.utils clips the gradients of FSDP1, and sees this rank's parts alone.",
         at=(
             "clip norm",
             "norm of the gradients",
@@ -449,7 +449,7 @@ BUGS: tuple[Bug, ...] = (
         ranks=4,
         options="",
         source="common",
-        says="The variance of the batch is the mean of the ranks' variances, without that of their means.",
+        says="The variance of the batch is the mean of the ranks' variances.",
         at=(
             "blocks.0.norm1",
             "blocks.0.conv2",

@@ -19,6 +19,7 @@ __all__ = ["Calls"]
 NAMES = (
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_single",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
@@ -30,6 +31,7 @@ NAMES = (
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "send",
@@ -60,6 +62,8 @@ class Calls:
     def install(self, stack: ExitStack) -> None:
         """Put the wrappers in, until the stack ends."""
         for name in NAMES:
+            if not hasattr(distributed_c10d, name):  # of another release of torch
+                continue
             wrapped = self._wrap(name, getattr(distributed_c10d, name))
             for module in (dist, distributed_c10d):
                 _replace(stack, module, name, wrapped)
@@ -74,7 +78,7 @@ class Calls:
                 return function(*args, **named)
             self._inside = True
             try:
-                site = call_site()
+                site = call_site("gpusim.tools.equal")
                 self._note(name, site, args, named)
                 result = function(*args, **named)
             finally:

@@ -13,8 +13,9 @@ from gpusim.torch.distributed import launch
 from .comparing import Comparison
 from .report import record, sentences
 from .running import both
+from .settings import Settings
 from .traces import Trace, read
-from .tracing import Settings, traced
+from .tracing import traced
 
 __all__ = ["Verdict", "check_functions", "verdict_of"]
 

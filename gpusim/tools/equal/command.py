@@ -12,6 +12,7 @@ from typing import Any
 from gpusim.files import atomic_write
 from gpusim.optional import require
 from gpusim.tools import options as shared
+from gpusim.tools.equal.settings import Program, Settings
 from gpusim.tools.options import STDOUT, UsageError, note, whole_number
 
 __all__ = ["add"]
@@ -37,9 +38,7 @@ def add(commands: Any) -> None:
         epilog="The exit code is 0 if the programs are equal, 1 if they differ, 2 for wrong usage "
         "or if a program fails.",
     )
-    shared.add_count(
-        parser, default=None, what="ranks of the candidate", shown="none"
-    )
+    shared.add_count(parser, default=None, what="ranks of the candidate", shown="none")
     parser.add_argument(
         "--reference-ranks",
         type=whole_number(1),
@@ -100,22 +99,19 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run both programs and compare; 1 if they differ."""
-    require("gpusim equal needs", "torch")
-    from gpusim.tools.equal import report
-    from gpusim.tools.equal.running import run_both
-    from gpusim.tools.equal.tracing import Settings
-
     if sys.platform != "linux":
         raise UsageError("gpusim equal runs ranks as processes, which need Linux")
     reference, candidate = programs(options)
     shared.check_outputs(options)
     if options.keep is not None:
         shared.check_folder("--keep", options.keep)
+    require("gpusim equal needs", "torch")
+    from gpusim.tools.equal import report
+    from gpusim.tools.equal.running import run_both
+
     dtype = {"auto": "float64", "float64": "wide", "keep": ""}[options.dtype]
     settings = Settings("", options.steps, dtype, options.limit)
-    found = run_both(
-        reference, candidate, settings, lambda text: note(options, text), options.keep
-    )
+    found = run_both(reference, candidate, settings, lambda text: note(options, text), options.keep)
     if options.json == STDOUT:
         print(json.dumps(report.record(found), indent=1))
     else:
@@ -128,17 +124,17 @@ def run(options: argparse.Namespace) -> int:
     return 2 if found.failure else 0 if found.equal else 1
 
 
-def programs(options: argparse.Namespace) -> tuple[Any, Any]:
+def programs(options: argparse.Namespace) -> tuple[Program, Program]:
     """The reference and the candidate. **Raises**: UsageError if they are not said."""
-    from gpusim.tools.equal.running import Program
-
     if options.ranks is None:
         raise UsageError("expected --ranks N, the ranks of the candidate")
     both = options.reference, options.candidate
     if options.script is not None and any(both):
         raise UsageError("expected SCRIPT, or --reference and --candidate; got both")
     if options.script is None and not all(both):
-        raise UsageError("expected SCRIPT, or --reference 'SCRIPT ...' and --candidate 'SCRIPT ...'")
+        raise UsageError(
+            "expected SCRIPT, or --reference 'SCRIPT ...' and --candidate 'SCRIPT ...'"
+        )
     if options.script is None:
         words = [tuple(shlex.split(text)) for text in both]
     else:

@@ -363,8 +363,7 @@ class Judge:
         self.hints: dict[Any, list[tuple[Step, ...]]] = defaultdict(list)
         ranks = found.candidate.ranks
         batches = {
-            len(own)
-            for own in self._losses(found.candidate) + self._losses(found.reference)
+            len(own) for own in self._losses(found.candidate) + self._losses(found.reference)
         }
         self.scales = scales_of(ranks, *sorted(batches - {0, 1})[:3])
         #: Of each step: the factor of the first gradients.
@@ -439,9 +438,11 @@ class Judge:
                 item.relation = Relation(())
             return
         steps = item.relation.steps
+        loose = item.relation.permuted or any(step.op == "pieces" for step in steps)
         for key in (own, others):
             if steps not in self.hints[key] and not item.relation.trivial:
-                self.hints[key].append(steps)
+                if not (loose and key is others):  # it would fit where a stricter one does
+                    self.hints[key].append(steps)
         self._check_scale(item, first)
         self._check_bits(item, parts)
         if kind == "weight" and item.step == 0:
@@ -478,8 +479,10 @@ class Judge:
         for step in item.relation.steps:
             for group in step.groups if step.op == "S" else ():
                 own = [parts[rank] for rank in group if rank in parts]
-                if len(own) > 1 and own[0].size > 4 and all(
-                    np.array_equal(each, own[0]) for each in own[1:]
+                if (
+                    len(own) > 1
+                    and own[0].size > 4
+                    and all(np.array_equal(each, own[0]) for each in own[1:])
                 ):
                     item.problem = "copies"
 
@@ -490,11 +493,16 @@ class Judge:
             for item in self.found.compared
             if item.kind == "local gradient"
         }
+        reduced: dict[int, int] = {}
+        for item in self.found.compared:
+            if item.kind == "weight gradient":
+                reduced[item.step] = min(item.order, reduced.get(item.step, item.order))
         for item in self.found.unrelated:
             key = item.root, item.name, item.step
-            if item.kind == "weight gradient" and item.added and not local.get(key, False):
-                item.order = item.added
-        self.found.items.sort(key=lambda item: (item.step, item.order))
+            if item.kind == "weight gradient" and item.added:
+                at_fault = not local.get(key, False)
+                item.order = item.added if at_fault else reduced[item.step]
+        self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
     def _inputs(self) -> None:
         """Whether both read the same data: if not, nothing else says anything."""
@@ -629,5 +637,3 @@ def _inner(item: Item, rank: int, other: int) -> bool:
             if rank in group and other in group:
                 return step.op == "S" and step.dim > 0
     return False
-
-

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-__all__ = ["Loaders", "merged"]
+__all__ = ["Loaders"]
 
 
 class Loaders:
@@ -75,31 +75,3 @@ class Loaders:
 
 def _plain(index: Any) -> Any:
     return [_plain(each) for each in index] if isinstance(index, Iterable) else int(index)
-
-
-def merged(ranks: list[list[list[Any]]]) -> list[list[Any]] | None:
-    """The batches that the reference reads, from those of all ranks; None if all read the same.
-
-    **Arguments**: `ranks`: of each rank, of each iterator, the indices of its batches.
-
-    >>> merged([[[[0, 1], [4, 5]]], [[[2, 3], [6, 7]]]])
-    [[[0, 1, 2, 3], [4, 5, 6, 7]]]
-    >>> merged([[[[0, 1]]], [[[0, 1]]]]) is None
-    True
-    """
-    if not ranks or all(each == ranks[0] for each in ranks):
-        return None
-    found = []
-    for iterators in zip(*ranks, strict=False):
-        distinct: list[list[Any]] = []
-        for batches in iterators:
-            if batches not in distinct:
-                distinct.append(batches)
-        steps = []
-        for parts in zip(*distinct, strict=False):
-            whole: list[Any] = []
-            for part in parts:
-                whole += part if isinstance(part, list) else [part]
-            steps.append(whole)
-        found.append(steps)
-    return found

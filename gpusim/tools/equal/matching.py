@@ -102,9 +102,7 @@ def prefixes(names: Sequence[str]) -> dict[str, set[int]]:
     return dict(found)
 
 
-def _number(
-    found: Matching, whole: Mapping[tuple[str, str], Event], candidate: Trace
-) -> None:
+def _number(found: Matching, whole: Mapping[tuple[str, str], Event], candidate: Trace) -> None:
     """Find what numbers stand for, from the outermost prefix on."""
     names = [name for _, name in whole]
     for depth in range(4):
@@ -250,4 +248,3 @@ def stages_of(candidate: Trace) -> list[list[int]]:
                 stages.append(following)
             found.append(stages)
     return found
-

@@ -177,9 +177,9 @@ class Names:
 def _kind(module: nn.Module) -> str:
     """The class's name as the program wrote it: FSDP2 puts its own before it."""
     for kind in type(module).__mro__:
-        if not kind.__module__.startswith("torch.distributed.fsdp") and not kind.__name__.startswith(
-            "FSDP"
-        ):
+        if not kind.__module__.startswith(
+            "torch.distributed.fsdp"
+        ) and not kind.__name__.startswith("FSDP"):
             return kind.__name__
     return type(module).__name__
 

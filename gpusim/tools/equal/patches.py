@@ -128,9 +128,7 @@ def _dropouts(tracer: Tracer, stack: ExitStack) -> None:
     attention = functional.scaled_dot_product_attention
 
     @functools.wraps(attention)
-    def without_dropout(
-        query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
-    ) -> Any:
+    def without_dropout(query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any) -> Any:
         given = list(args)
         p = given[1] if len(given) > 1 else named.get("dropout_p", 0.0)
         if p:
@@ -190,5 +188,20 @@ def _widen(dtype: str, stack: ExitStack) -> None:
             for owner in (Tensor, nn.Module):
                 if hasattr(owner, name):
                     _replace(stack, owner, name, owner.double)
+    _replace(stack, Tensor, "type", _typed(Tensor.type))
     for kind in ("FloatTensor", *(("HalfTensor", "BFloat16Tensor") if dtype == "wide" else ())):
         _replace(stack, torch, kind, torch.DoubleTensor)
+
+
+def _typed(real: Any) -> Any:
+    """`Tensor.type`, by whose text programs ask for float32."""
+
+    @functools.wraps(real)
+    def type(self: Tensor, dtype: Any = None, *args: Any, **named: Any) -> Any:
+        if dtype is None:
+            return real(self).replace("DoubleTensor", "FloatTensor")
+        if isinstance(dtype, str):
+            dtype = dtype.replace("FloatTensor", "DoubleTensor")
+        return real(self, dtype, *args, **named)
+
+    return type

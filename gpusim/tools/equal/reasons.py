@@ -111,8 +111,7 @@ def _reason(
     if before and before[-1].relation is not None and before[-1].relation.sums:
         if item.kind in ("output", "loss", "norm") and before[-1].kind == "output":
             return "never reduced", (
-                f"it is computed from partial sums: the {before[-1].label} is "
-                f"{before[-1].relation}"
+                f"it is computed from partial sums: the {before[-1].label} is {before[-1].relation}"
             )
     if right and len(right) < len(parts):
         wrong = [rank for rank in parts if rank not in right]

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Near", "Partition", "Parts", "Relation", "Step", "contains", "partitions", "relate", "scales_of"]
+__all__ = [
+    "Near",
+    "Partition",
+    "Parts",
+    "Relation",
+    "Step",
+    "contains",
+    "partitions",
+    "relate",
+    "scales_of",
+]
 
 Array = NDArray[Any]
 Parts = dict[int, Array]
@@ -75,9 +85,7 @@ class Relation:
 
     def __str__(self) -> str:
         found = [
-            f"{step} over {len(step.groups[0])}"
-            for step in self.steps
-            if len(step.groups[0]) > 1
+            f"{step} over {len(step.groups[0])}" for step in self.steps if len(step.groups[0]) > 1
         ]
         text = ", ".join(found) or "the whole"
         text += ", rows in another order" if self.permuted else ""
@@ -156,9 +164,9 @@ def partitions(ranks: int, groups: Sequence[Sequence[int]] = ()) -> list[Partiti
     primes = factors(ranks)
     for n in range(len(primes) - 1, 0, -1):
         for axes in itertools.combinations(range(len(primes)), n):
-            mesh = np.moveaxis(
-                np.arange(ranks).reshape(primes), axes, range(-n, 0)
-            ).reshape(-1, int(np.prod([primes[a] for a in axes])))
+            mesh = np.moveaxis(np.arange(ranks).reshape(primes), axes, range(-n, 0)).reshape(
+                -1, int(np.prod([primes[a] for a in axes]))
+            )
             found.append(tuple(sorted(tuple(map(int, row)) for row in mesh)))
     return list(dict.fromkeys(found))
 
@@ -327,16 +335,14 @@ def follow(parts: Parts, steps: Sequence[Step], whole: Array, near: Near) -> flo
 class Search:
     """A search for the steps from parts to a whole."""
 
-    def __init__(
-        self, whole: Array, meshes: Sequence[Partition], near: Near, sums: bool
-    ) -> None:
+    def __init__(self, whole: Array, meshes: Sequence[Partition], near: Near, sums: bool) -> None:
         self.whole, self.meshes, self.near, self.sums = whole, meshes, near, sums
         self.left = TRIED
         #: Ways to arrays of the whole's shape, which have other elements.
         self.complete: list[tuple[tuple[Step, ...], Array]] = []
 
     def run(self, parts: Parts) -> tuple[tuple[Step, ...], float] | None:
-        everywhere = tuple(sorted(parts)),
+        everywhere = (tuple(sorted(parts)),)
         if equal_in_groups(parts, everywhere, self.near, self.whole):
             step = Step("R", everywhere)
             scale = self.near.scale(next(iter(parts.values())), self.whole)
@@ -372,17 +378,13 @@ class Search:
         seen = set()
         for mesh in self.meshes:
             groups = tuple(
-                own
-                for group in mesh
-                if (own := tuple(rank for rank in group if rank in parts))
+                own for group in mesh if (own := tuple(rank for rank in group if rank in parts))
             )
             if groups not in seen and any(len(group) > 1 for group in groups):
                 seen.add(groups)
                 yield groups
 
-    def moves(
-        self, parts: Parts, groups: Partition, depth: int
-    ) -> Iterator[tuple[Step, Parts]]:
+    def moves(self, parts: Parts, groups: Partition, depth: int) -> Iterator[tuple[Step, Parts]]:
         """The steps over groups that may lead to the whole, with what they give."""
         sizes = {len(group) for group in groups}
         last = len(groups) == 1
@@ -397,9 +399,10 @@ class Search:
                     continue
                 step = Step("S", groups, dim, layout)
                 found = put_together(parts, step)
-                if found is None or not self.fits(found, last):
-                    break
-                yield step, found
+                if found is not None and self.fits(found, last):
+                    yield step, found
+                elif not layout:
+                    break  # others have the same shape
         if self.sums:
             step = Step("P", groups)
             found = put_together(parts, step)
@@ -427,25 +430,26 @@ def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
         return False
     if rows.shape[1] == 1 and len(np.unique(rows)) <= size // 2:
         return False  # the same numbers stand for too much
-    weights = np.random.default_rng(rows.shape[1]).standard_normal(rows.shape[1])
-    values = rows @ weights
-    order = np.argsort(values)
-    covered = np.zeros(size, bool)
-    bound = near.bound(whole)
+    shape = whole.shape[:dim] + whole.shape[dim + 1 :]
+    own = []
     for part in parts.values():
-        shape = whole.shape[:dim] + whole.shape[dim + 1 :]
         if part.ndim != whole.ndim or part.shape[:dim] + part.shape[dim + 1 :] != shape:
             return False
-        own = np.moveaxis(part, dim, 0).reshape(part.shape[dim], -1)
-        mine = own @ weights
-        at = np.searchsorted(values[order], mine).clip(0, size - 1)
-        left = order[(at - 1).clip(0)]
-        right = order[at]
-        nearest = np.where(abs(values[left] - mine) < abs(values[right] - mine), left, right)
-        if len(own) and float(np.abs(own - rows[nearest]).max()) > bound:
-            return False
-        covered[nearest] = True
-    return bool(covered.all())
+        own.append(np.moveaxis(part, dim, 0).reshape(part.shape[dim], -1))
+    mine = np.concatenate(own)
+    bound = near.bound(whole)
+    return bool(len(mine)) and all_near(mine, rows, bound) and all_near(rows, mine, bound)
+
+
+def all_near(rows: Array, others: Array, bound: float) -> bool:
+    """Whether each row is one of the others."""
+    weights = np.random.default_rng(rows.shape[1]).standard_normal(rows.shape[1])
+    values, theirs = rows @ weights, others @ weights
+    order = np.argsort(theirs)
+    at = np.searchsorted(theirs[order], values).clip(0, len(order) - 1)
+    left, right = order[(at - 1).clip(0)], order[at]
+    nearest = np.where(abs(theirs[left] - values) < abs(theirs[right] - values), left, right)
+    return bool(np.abs(rows - others[nearest]).max() <= bound)
 
 
 def rows_permuted(part: Array, whole: Array, near: Near) -> float | None:
@@ -489,5 +493,3 @@ def contains(whole: Array, part: Array, near: Near) -> bool:
         if near.scale(part, block) is not None:
             return True
     return False
-
-

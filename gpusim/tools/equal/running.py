@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ import numpy as np
 from gpusim.tools.progress import waiting
 
 from .comparing import Comparison, compare
-from .data import merged
+from .settings import Program, Settings
 from .traces import Trace, read
-from .tracing import Settings
 
-__all__ = ["FailedError", "Program", "run_both"]
+__all__ = ["FailedError", "both", "run_both"]
 
 INTERRUPTED = 130
 LAST = 40
@@ -34,22 +32,6 @@ BY_SEED = 0.5
 
 class FailedError(ValueError):
     """A program failed, or there is nothing to compare."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program and the ranks that it runs on.
-
-    **Attributes**: `words`, the script and its arguments, or -m and a module; `options`, of
-    `gpusim torchrun`.
-    """
-
-    words: tuple[str, ...]
-    ranks: int
-    options: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{shlex.join(self.words)} on {self.ranks} rank{'s' * (self.ranks > 1)}"
 
 
 def run_both(
@@ -166,9 +148,7 @@ def _weights_to_write(found: Comparison) -> dict[str, Any]:
     for item in first:
         for rank in item.ranks:
             agree.setdefault(rank, []).append(item.related)
-    apart = {
-        rank for rank, own in agree.items() if sum(own) < BY_SEED * len(own) and not all(own)
-    }
+    apart = {rank for rank, own in agree.items() if sum(own) < BY_SEED * len(own) and not all(own)}
     if not apart:
         return {}
     written = {}
@@ -270,3 +250,31 @@ def command_in_fork(words: list[str], output: Path) -> int:
         raise
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def merged(ranks: list[list[list[Any]]]) -> list[list[Any]] | None:
+    """The batches that the reference reads, from those of all ranks; None if all read the same.
+
+    **Arguments**: `ranks`: of each rank, of each iterator, the indices of its batches.
+
+    >>> merged([[[[0, 1], [4, 5]]], [[[2, 3], [6, 7]]]])
+    [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+    >>> merged([[[[0, 1]]], [[[0, 1]]]]) is None
+    True
+    """
+    if not ranks or all(each == ranks[0] for each in ranks):
+        return None
+    found = []
+    for iterators in zip(*ranks, strict=False):
+        distinct: list[list[Any]] = []
+        for batches in iterators:
+            if batches not in distinct:
+                distinct.append(batches)
+        steps = []
+        for parts in zip(*distinct, strict=False):
+            whole: list[Any] = []
+            for part in parts:
+                whole += part if isinstance(part, list) else [part]
+            steps.append(whole)
+        found.append(steps)
+    return found

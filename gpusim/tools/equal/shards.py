@@ -119,9 +119,7 @@ def _by_elements(parameter: Tensor, local: list[tuple[str, str, Any]]) -> Iterat
             low, high = max(0, start - distance), min(len(mine), start + size - distance)
             same = mine[low:high] == flat[low + distance : high + distance]
             if same.all() and low < high:
-                yield Piece(
-                    tag, name, low, high, (low + distance - start, tuple(each.shape))
-                )
+                yield Piece(tag, name, low, high, (low + distance - start, tuple(each.shape)))
         else:
             yield from _constant(mine, flat, start, size, distances, tag, name, each)
         start += size

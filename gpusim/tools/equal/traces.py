@@ -69,7 +69,7 @@ class Event:
     bits: str = ""
     added: int = 0
     evaluated: bool = False
-    rank: "RankTrace" = field(default=None, repr=False)  # type: ignore[assignment]
+    rank: RankTrace = field(default=None, repr=False)  # type: ignore[assignment]
 
     @property
     def array(self) -> Array:

@@ -12,7 +12,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from .calls import Calls
 from .data import Loaders
 from .names import Names, is_wrapper
 from .patches import patched
+from .settings import Settings
 from .shards import Shards
 from .traces import TraceWriter
 
-__all__ = ["KINDS", "Settings", "Tracer", "current", "traced"]
+__all__ = ["KINDS", "Tracer", "current", "traced"]
 
 KINDS = (
     "input",
@@ -51,24 +51,6 @@ of a reduction that is no part of a graph; one that the program names by `gpusim
 
 CLIPPED = "weight gradient, clipped"
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a program is traced.
-
-    **Attributes**: `folder`, where; `steps`, optimizer steps after which the program ends, 0 for
-    all; `dtype`, "float64", "wide" for narrower ones that the program names too, or "" to leave it;
-    `limit`, bytes of all ranks' files; `batches`, what the other program read (`data.Loaders`);
-    `weights`, a file of weights that are written before the first step.
-    """
-
-    folder: str
-    steps: int = 3
-    dtype: str = "float64"
-    limit: int = 4 << 30
-    batches: str = ""
-    weights: str = ""
 
 
 class EnoughStepsError(SystemExit):
@@ -485,4 +467,3 @@ def array_of(tensor: Tensor) -> np.ndarray:
         tensor = tensor.to(torch.uint8)
     found: np.ndarray = tensor.resolve_neg().cpu().contiguous().numpy()
     return found
-

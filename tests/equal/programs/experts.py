@@ -47,7 +47,7 @@ class Swap(torch.autograd.Function):
 
 
 class Mixture(nn.Module):
-    """Experts of which each token has two; also returns the loss that balances them."""
+    """Each token has two experts; also returns the loss that balances them."""
 
     def __init__(self, experts: int, mesh: DeviceMesh) -> None:
         super().__init__()

@@ -70,8 +70,13 @@ UNTOLD_FUNCTIONS = {
 TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
 }
-#: Modules of function modes, which pass on the calls of others.
-PASSING = {"torch.overrides", "torch.utils._device", f"{__package__}.one_gpu"}
+#: Modules of function modes and of gpusim equal's wrappers, which pass on the calls of others.
+PASSING = {
+    "torch.overrides",
+    "torch.utils._device",
+    f"{__package__}.one_gpu",
+    *(f"gpusim.tools.equal.{name}" for name in ("calls", "data", "patches", "tracing")),
+}
 
 _local = threading.local()
 _warned: set[str] = set()
