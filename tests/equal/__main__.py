@@ -61,14 +61,9 @@ def judge(bug: Bug, found: dict[str, Any]) -> str:
 
 def fits(name: str, place: str) -> bool:
     """Whether a tensor's name is a module's, or that of one of its parameters."""
-    return name == (place or "loss") or (
-        name.rpartition(".")[0] == place
-        and name[len(place) :]
-        in (
-            ".weight",
-            ".bias",
-        )
-    )
+    place = place.removeprefix("module") if place == "module" else place.removeprefix("module.")
+    owner, _, last = name.rpartition(".")
+    return name == (place or "loss") or (owner == place and last in ("weight", "bias"))
 
 
 def main() -> int:

@@ -336,7 +336,7 @@ BUGS: tuple[Bug, ...] = (
         options="--tp 2",
         source="common",
         says="Ranks cut whole weights of different seeds, as nothing broadcasts the first's.",
-        at=("tokens", "tokens.weight"),
+        at=("layers.0.norm1", "layers.0.norm1.weight"),
     ),
 )
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpusim.errors import GpusimError
 from gpusim.torch.distributed import launch
 
 from .comparing import Comparison
 from .report import record, sentences
-from .running import both
+from .running import both, whole_trace
 from .settings import Settings
-from .traces import Trace, read
+from .traces import Trace
 from .tracing import traced
 
 __all__ = ["Verdict", "check_functions", "verdict_of"]
@@ -60,8 +61,15 @@ def check_functions(
             with traced(settings, rank, count):
                 function(rank, *args)
 
-        launch(body, count, reduction=reduction, device=device, processes=True)
-        return read(Path(settings.folder))
+        failure: GpusimError | None = None
+        try:
+            launch(body, count, reduction=reduction, device=device, processes=True)
+        except GpusimError as error:
+            failure = error
+        trace = whole_trace(Path(settings.folder), failure is not None, settings.steps)
+        if trace is None:
+            raise failure or ValueError("check: the ranks left no trace")
+        return trace
 
     with tempfile.TemporaryDirectory(prefix="gpusim-equal-") as scratch:
         settings = Settings("", steps, DTYPES[dtype])

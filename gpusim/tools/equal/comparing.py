@@ -54,7 +54,8 @@ class Item:
 
     **Attributes**: `order`, when the reference computed it; `relation`, None if there is none;
     `problem`, why it does not count as related; `near`, when it was the same; `bits`, of each rank,
-    a digest of random bits.
+    a digest of random bits; `calls`, how many are put one behind the other, in the dimension that
+    `whole` and `parts` are given; `together`, all calls of the step as one tensor.
     """
 
     kind: str
@@ -64,13 +65,15 @@ class Item:
     step: int
     count: int
     order: int
-    whole: Callable[[], Array]
-    parts: Callable[[], Parts]
+    whole: Callable[..., Any]
+    parts: Callable[..., Parts]
     ranks: tuple[int, ...]
     relation: Relation | None = None
     problem: str = ""
     compared: bool = True
-    near: Near = Near(TOLERANCE)
+    near: Near = field(default_factory=lambda: Near(TOLERANCE))
+    calls: int = 1
+    together: Item | None = None
     bits: dict[int, str] = field(default_factory=dict)
     narrow: str = ""
     added: int = 0
@@ -187,7 +190,7 @@ class Collector:
         found: list[Item] = []
         for key, own in whole.items():
             theirs = parts.get(key)
-            kind, root, name, leaf, step, evaluated = key
+            kind, root, name, _, _, evaluated = key
             label = f"{kind} of {name or root}"
             if theirs is None:
                 why = "evaluation" if evaluated else "no rank of the candidate has it"
@@ -252,7 +255,7 @@ class Collector:
         sliced = any(event.slice for own in (*whole.values(), *parts.values()) for event in own)
 
         def item(
-            count: int, order: int, whole: Callable[[], Array], parts: Callable[[], Parts]
+            count: int, order: int, whole: Callable[..., Any], parts: Callable[..., Parts]
         ) -> Item:
             return Item(
                 kind, root, name, leaf, step, count, order, whole, parts, ranks, narrow=narrow
@@ -262,29 +265,33 @@ class Collector:
             made = item(
                 0,
                 order,
-                lambda: unsliced(whole)[0],
-                lambda: unsliced_parts(parts, self.meshes),
+                lambda dim=0: unsliced(whole)[0],
+                lambda dim=0: unsliced_parts(parts, self.meshes),
             )
             made.added = first.added
             yield made
             return
-        counts = {len(own) for own in (*whole.values(), *parts.values())}
-        several = len(counts) == 1
-        rounds = counts.pop() if several else common(counts)
-        for n in range(rounds):
+        def of_calls(n: int, rounds: int) -> Item:
             here = {rank: own[n::rounds] for rank, own in whole.items()}
             there = {rank: own[n::rounds] for rank, own in parts.items()}
             made = item(
                 n if rounds > 1 else 0,
                 min(own[0].order for own in here.values()),
-                lambda here=here: one_of(here),  # type: ignore[misc]
-                lambda there=there: {  # type: ignore[misc]
-                    rank: one_array(own) for rank, own in there.items()
-                },
+                lambda dim=0: one_of(here, dim),
+                lambda dim=0: {rank: one_array(own, dim) for rank, own in there.items()},
             )
+            made.calls = max(len(own) for own in (*here.values(), *there.values()))
             made.added = first.added
             made.bits = {rank: own[0].bits for rank, own in there.items() if own[0].bits}
             made.claims = {rank: own[0].claim for rank, own in there.items() if own[0].claim}
+            return made
+
+        counts = {len(own) for own in (*whole.values(), *parts.values())}
+        rounds = min(counts) if len(counts) == 1 else common(counts)
+        together = of_calls(0, 1) if rounds > 1 else None
+        for n in range(rounds):
+            made = of_calls(n, rounds)
+            made.together = together
             yield made
 
     @property
@@ -299,21 +306,23 @@ def common(counts: set[int]) -> int:
     return least if all(count % least == 0 for count in counts) else 1
 
 
-def one_array(events: Sequence[Event]) -> Array:
+def one_array(events: Sequence[Event], dim: int = 0) -> Array:
     """The calls of a step as one array: microbatches one behind the other, numbers added."""
     arrays = [event.array for event in events]
     if len(arrays) == 1:
         return arrays[0]
-    if arrays[0].ndim == 0 or len({each.shape[1:] for each in arrays}) > 1:
+    if arrays[0].ndim <= dim:
         if len({each.shape for each in arrays}) > 1:
             raise ValueError("the microbatches have different shapes")
         return sum(arrays[1:], arrays[0])
-    return np.concatenate(arrays)
+    if len({each.shape[:dim] + each.shape[dim + 1 :] for each in arrays}) > 1:
+        raise ValueError("the microbatches have different shapes")
+    return np.concatenate(arrays, dim)
 
 
-def one_of(ranks: Mapping[int, list[Event]]) -> Any:
+def one_of(ranks: Mapping[int, list[Event]], dim: int = 0) -> Any:
     """The whole tensor of the reference: of one rank, or what several have."""
-    arrays = [one_array(events) for events in ranks.values()]
+    arrays = [one_array(events, dim) for events in ranks.values()]
     return arrays[0] if len(arrays) == 1 else arrays
 
 
@@ -404,11 +413,27 @@ class Judge:
         return item.kind, item.leaf if item.kind == "optimizer state" else "", item.step
 
     def judge(self, item: Item, quick: bool = False) -> None:
-        """Find the relation of an item."""
-        wholes = item.whole()
+        """Find the relation of an item: of its own call, or of all calls of the step together."""
+        self._search(item, quick)
+        if item.relation is None and item.together is not None:
+            whole = item.together
+            if whole.compared and whole.relation is None:
+                whole.compared = False  # searched once, for all calls
+                self._search(whole, quick)
+            item.relation = whole.relation
+            if item.relation is None and item.kind == "loss":
+                item.compared = item.count == 0  # the first stands for their sum
+        if item.relation is None:
+            return
         parts = item.parts()
+        self._check_scale(item, first_of(item.whole()))
+        self._check_bits(item, parts)
+        if item.kind == "weight" and item.step == 0:
+            self._check_copies(item, parts)
+
+    def _search(self, item: Item, quick: bool) -> None:
         kind = item.kind
-        first = wholes[0] if isinstance(wholes, list) else wholes
+        first = first_of(item.whole())
         scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
         near = Near(
             self.tolerance if not item.narrow else max(self.tolerance, 1e-4),
@@ -421,7 +446,7 @@ class Judge:
         hints = [*self.hints[own], *_claimed(item), *self.hints[others][-6:]]
         if kind in OF_WEIGHTS:
             hints = [*self.hints["weight", item.name, ""], *hints]
-        for whole in candidates(wholes):
+        for whole, parts in arrangements(item):
             item.relation = relate(
                 parts,
                 whole,
@@ -434,7 +459,9 @@ class Judge:
             if item.relation is not None:
                 break
         if item.relation is None:
-            if kind == "logged" and any(contains(first, part, near) for part in parts.values()):
+            if kind == "logged" and any(
+                contains(first, part, near) for part in item.parts().values()
+            ):
                 item.relation = Relation(())
             return
         steps = item.relation.steps
@@ -443,10 +470,6 @@ class Judge:
             if steps not in self.hints[key] and not item.relation.trivial:
                 if not (loose and key is others):  # it would fit where a stricter one does
                     self.hints[key].append(steps)
-        self._check_scale(item, first)
-        self._check_bits(item, parts)
-        if kind == "weight" and item.step == 0:
-            self._check_copies(item, parts)
 
     def _check_scale(self, item: Item, whole: Array) -> None:
         if item.kind != "gradient" or whole.size < 2 or item.relation is None:
@@ -493,12 +516,20 @@ class Judge:
             for item in self.found.compared
             if item.kind == "local gradient"
         }
+        backward = {
+            (item.root, item.name, item.step): item.order
+            for item in self.found.compared
+            if item.kind == "gradient"
+        }
         reduced: dict[int, int] = {}
         for item in self.found.compared:
             if item.kind == "weight gradient":
                 reduced[item.step] = min(item.order, reduced.get(item.step, item.order))
         for item in self.found.unrelated:
             key = item.root, item.name, item.step
+            if item.kind == "weight gradient" and not item.added:  # FSDP's, whose hooks are its own
+                owner = item.name.rpartition(".")[0]
+                item.added = backward.get((item.root, owner, item.step), 0)
             if item.kind == "weight gradient" and item.added:
                 at_fault = not local.get(key, False)
                 item.order = item.added if at_fault else reduced[item.step]
@@ -543,8 +574,15 @@ class Judge:
                 key = item.root, item.name, item.step
                 outputs[key] = outputs.get(key, True) and item.related
         last = max(item.order for item in essential if item.step == essential[0].step)
-        for item in wrong:
+        for item in self.found.compared:
+            mixed = item.relation is not None and item.relation.permuted == 2
+            if item.related and not (mixed and item.kind == "output"):
+                continue
+            if mixed and item.related:
+                item.problem = "order"
             if item.kind == "local gradient":
+                continue
+            if item.kind == "logged" and self._follows(item, essential):
                 continue
             if item.kind == "output" and self._is_inside(item, outputs):
                 continue
@@ -554,6 +592,13 @@ class Judge:
                 continue
             return item
         return essential[0]
+
+    @staticmethod
+    def _follows(item: Item, essential: Sequence[Item]) -> bool:
+        """Whether a log may follow from a gradient that is wrong, and is seen after it."""
+        return any(
+            other.kind == "weight gradient" and other.step == item.step for other in essential
+        )
 
     @staticmethod
     def _is_inside(item: Item, outputs: Mapping[tuple[str, str, int], bool]) -> bool:
@@ -572,6 +617,30 @@ class Judge:
             other.kind in ESSENTIAL and other.step == item.step and other.order > item.order
             for other in self.found.unrelated
         )
+
+
+def first_of(whole: Any) -> Array:
+    """The whole tensor, of the reference's first rank if there are several."""
+    found: Array = whole[0] if isinstance(whole, list) else whole
+    return found
+
+
+def arrangements(item: Item) -> Iterator[tuple[Array, Parts]]:
+    """What may be the whole tensor and its parts."""
+    for dim in (0, 1) if item.calls > 1 else (0,):
+        try:
+            wholes, parts = item.whole(dim), item.parts(dim)
+        except ValueError:
+            if dim == 0 and first_of(item.whole(1)).ndim < 2:
+                raise
+            continue
+        for whole in candidates(wholes):
+            yield whole, parts
+            if not item.name:
+                # Of a pipeline's stages, the last one alone hands out what the whole model does.
+                like = {r: p for r, p in parts.items() if p.shape[1:] == whole.shape[1:]}
+                if 0 < len(like) < len(parts):
+                    yield whole, like
 
 
 def candidates(whole: Any) -> Iterator[Array]:

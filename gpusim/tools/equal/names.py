@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 __all__ = ["Names", "is_wrapper", "parameters", "site_of", "submodules"]
@@ -85,7 +84,7 @@ class Names:
         #: Outermost modules with their tags, in the order in which they were called first.
         self.roots: dict[str, nn.Module] = {}
         self._tags: dict[int, str] = {}
-        self._modules: dict[int, tuple[str, str]] = {}
+        self._modules: dict[int, tuple[str, str, Any]] = {}
         self._parameters: dict[int, tuple[str, str]] = {}
         #: Of each root and name: the class and file:line of its forward.
         self.about: dict[str, tuple[str, str]] = {}
@@ -95,20 +94,28 @@ class Names:
         if child is not None:
             self._parents[child] = weakref.ref(parent)
 
-    def of(self, module: nn.Module, outer: nn.Module | None) -> tuple[str, str]:
+    def of(self, module: nn.Module, outer: nn.Module | None) -> tuple[str, str] | None:
         """The tag of the outermost module, and the module's name in it.
 
-        `outer` is the outermost module that is being called, if any.
+        `outer` is the outermost module that is being called, if any. None for a module that is part
+        of no other and has no parameters, such as a Softmax that a forward pass makes: it has no
+        name.
         """
         found = self._modules.get(id(module))
-        if found is None:
-            top = outer or self._top(module)
+        if found is not None and found[2]() is module:
+            return found[:2]
+        top = outer or self._top(module)
+        if outer is not None or _has_parameters(top):
             self._take(top)
-            found = self._modules.get(id(module))
-            if found is None:  # called by the other, but no part of it
-                self._take(self._top(module))
-                found = self._modules[id(module)]
-        return found
+        found = self._modules.get(id(module))
+        if (found is None or found[2]() is not module) and outer is not None:
+            own = self._top(module)  # called by the other, but no part of it
+            if _has_parameters(own):
+                self._take(own)
+                found = self._modules.get(id(module))
+        if found is not None and found[2]() is module:
+            return found[:2]
+        return None if outer is not None and outer is not module else (_kind(module), "")
 
     def of_parameter(self, parameter: Tensor) -> tuple[str, str] | None:
         return self._parameters.get(id(parameter))
@@ -166,10 +173,10 @@ class Names:
             self.roots[tag] = root
             self._tags[id(root)] = tag
         for name, module in submodules(root):
-            self._modules[id(module)] = tag, name
+            self._modules[id(module)] = tag, name, weakref.ref(module)
             self.about[f"{tag}/{name}"] = _kind(module), site_of(module)
         for _, wrapper in _wrappers(root):
-            self._modules.setdefault(id(wrapper), (tag, ""))
+            self._modules.setdefault(id(wrapper), (tag, "", weakref.ref(wrapper)))
         for name, parameter in parameters(root):
             self._parameters.setdefault(id(parameter), (tag, name))
 
@@ -184,5 +191,5 @@ def _kind(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and (torch.is_floating_point(value) or value.is_complex())
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

@@ -194,14 +194,21 @@ def _widen(dtype: str, stack: ExitStack) -> None:
 
 
 def _typed(real: Any) -> Any:
-    """`Tensor.type`, by whose text programs ask for float32."""
+    """`Tensor.type`, by whose text programs ask for float32.
+
+    Torch looks the method up by its name where a function mode is on, so the mode that plays GPUs
+    does not know this one: the device is said here.
+    """
 
     @functools.wraps(real)
     def type(self: Tensor, dtype: Any = None, *args: Any, **named: Any) -> Any:
         if dtype is None:
-            return real(self).replace("DoubleTensor", "FloatTensor")
+            name = real(self).replace("DoubleTensor", "FloatTensor")
+            cuda = self.is_cuda and ".cuda." not in name
+            return name.replace("torch.", "torch.cuda.", 1) if cuda else name
         if isinstance(dtype, str):
-            dtype = dtype.replace("FloatTensor", "DoubleTensor")
+            self = self.cuda() if ".cuda." in dtype else self
+            dtype = dtype.replace("FloatTensor", "DoubleTensor").replace(".cuda.", ".")
         return real(self, dtype, *args, **named)
 
     return type

@@ -80,6 +80,8 @@ def _reason(
         )
     if kind == "copies":
         return "copies", "the shards of this weight are copies of each other: one seed for all"
+    if kind == "order":
+        return "another order", "it has the reference's rows, over batch and sequence, in another order"
     if kind == "scale":
         return _scaled(float(rest), found, "than the gradients that came before it in backward")
     if item.kind == "weight" and item.step == 0:

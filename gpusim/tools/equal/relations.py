@@ -69,13 +69,13 @@ class Relation:
     """How parts give the whole.
 
     **Attributes**: `steps`; `scale`, the factor by which what they give is larger than the whole;
-    `permuted`, whether the rows are in another order; `trivial`, whether all elements are equal, so
+    `permuted`, over how many dimensions rows are in another order, 0 if they are not; `trivial`, whether all elements are equal, so
     that most relations fit.
     """
 
     steps: tuple[Step, ...]
     scale: float = 1.0
-    permuted: bool = False
+    permuted: int = 0
     trivial: bool = False
 
     @property
@@ -310,9 +310,10 @@ def relate(
             return Relation((Step("pieces", (tuple(sorted(given)),), dim),), trivial=trivial)
     if permutes:
         for steps, joined in search.complete:
-            scale = rows_permuted(joined, whole, near)
-            if scale is not None:
-                return Relation(steps, scale, permuted=True, trivial=trivial)
+            for lead, axis in ((1, 0), (1, 1), (2, 0)):
+                scale = rows_permuted(joined, whole, near, lead, axis)
+                if scale is not None:
+                    return Relation(steps, scale, lead, trivial)
     return None
 
 
@@ -452,24 +453,22 @@ def all_near(rows: Array, others: Array, bound: float) -> bool:
     return bool(np.abs(rows - others[nearest]).max() <= bound)
 
 
-def rows_permuted(part: Array, whole: Array, near: Near) -> float | None:
+def rows_permuted(
+    part: Array, whole: Array, near: Near, lead: int, axis: int = 0
+) -> float | None:
     """The scale if the rows of a part are those of the whole in another order; else None.
 
-    A row is all elements with the same first index, or, if there are few such, first two.
+    A row is all elements with the same `lead` indices, from `axis` on.
     """
-    for lead in (1, 2):
-        if whole.ndim <= lead or whole.shape != part.shape:
-            continue
-        rows, own = (each.reshape(int(np.prod(each.shape[:lead])), -1) for each in (whole, part))
-        if len(rows) < 2:
-            continue
-        draw = np.random.default_rng(len(rows))
-        weights = draw.standard_normal(rows.shape[1])
-        order, mine = np.argsort(rows @ weights, kind="stable"), np.argsort(own @ weights)
-        scale = near.scale(own[mine], rows[order])
-        if scale is not None:
-            return scale
-    return None
+    if whole.ndim <= lead + axis or whole.shape != part.shape:
+        return None
+    part, whole = np.moveaxis(part, axis, 0), np.moveaxis(whole, axis, 0)
+    rows, own = (each.reshape(int(np.prod(each.shape[:lead])), -1) for each in (whole, part))
+    if len(rows) < 2:
+        return None
+    weights = np.random.default_rng(len(rows)).standard_normal(rows.shape[1])
+    order, mine = np.argsort(rows @ weights, kind="stable"), np.argsort(own @ weights)
+    return near.scale(own[mine], rows[order])
 
 
 def contains(whole: Array, part: Array, near: Near) -> bool:

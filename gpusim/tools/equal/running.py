@@ -198,6 +198,8 @@ def run(
     """
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("rank-*"):  # of --keep, by another number of ranks
+        old.unlink()
     words = ["torchrun", "--quiet", "--processes", "--ranks", str(program.ranks), *program.options]
     words += ["--traced", json.dumps(asdict(settings)), *program.words]
     note(f"running {program}")
@@ -206,13 +208,25 @@ def run(
         code = command_in_fork(words, output)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    if code:
+    # A rank ends as its first forward pass after the last step begins. One that has to wait for
+    # it before, as a later stage of a pipeline, is ended as nothing can come any more.
+    trace = whole_trace(folder, bool(code), settings.steps)
+    if trace is None:
         shown = "\n".join(output.read_text(errors="replace").splitlines()[-LAST:])
         raise FailedError(f"{program} failed:\n{shown}")
-    trace = read(Path(settings.folder))
     if not any(own.events for own in trace.by_rank):
         raise FailedError(f"{program}: no module of torch's was called, so nothing can be compared")
     return trace
+
+
+def whole_trace(folder: Path, failed: bool, steps: int) -> Trace | None:
+    """The trace of a program; None if it failed before `steps` were made, or of all if that is 0."""
+    try:
+        trace = read(folder)
+    except (ValueError, OSError):
+        return None
+    made = min((own.end.get("steps") or 0) for own in trace.by_rank)
+    return None if failed and (not steps or made < steps) else trace
 
 
 def command_in_fork(words: list[str], output: Path) -> int:

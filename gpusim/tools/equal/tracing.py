@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ class Tracer:
         return __call__
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
-        tag, name = self.names.of(module, None)
+        tag, name = self.names.of(module, None) or ("", "")
         if torch.is_grad_enabled() and self.stepped:
             self.stepped = False
             self.step += 1
@@ -180,7 +180,10 @@ class Tracer:
     def _after_forward(self, module: nn.Module, outer: nn.Module, output: Any) -> None:
         if is_wrapper(module) or _in_backward():
             return
-        tag, name = self.names.of(module, outer)
+        own = self.names.of(module, outer)
+        if own is None:
+            return
+        tag, name = own
         for leaf, tensor in leaves(output):
             if not torch.is_floating_point(tensor):
                 continue
@@ -294,7 +297,8 @@ class Tracer:
     def on_bits(self, tensor: Tensor, digest: str) -> None:
         """Random bits are drawn for a tensor."""
         module = self.stack[-1] if self.stack else None
-        tag, name = ("", "") if module is None else self.names.of(module, self.stack[0])
+        own = None if module is None else self.names.of(module, self.stack[0])
+        tag, name = own or ("", "")
         again = _in_backward()
         leaf = "again" if again else ""
         self.write("bits", tag, name, leaf, tensor, bits=digest)
@@ -432,11 +436,9 @@ def local_of(tensor: Any) -> tuple[Tensor | None, Any]:
     claim = None
     placements = getattr(tensor, "placements", None)
     if placements is not None and hasattr(tensor, "device_mesh"):
-        claim = (
-            [_placement(each) for each in placements],
-            tensor.device_mesh.mesh.tolist(),
-            list(tensor.shape),
-        )
+        with suppress(ValueError, RuntimeError):  # the mesh's groups are gone: the program ends
+            mesh = tensor.device_mesh.mesh.tolist()
+            claim = [_placement(each) for each in placements], mesh, list(tensor.shape)
         tensor = tensor.to_local()
     wait = getattr(tensor, "wait", None)
     if wait is not None and type(tensor).__name__ == "AsyncCollectiveTensor":

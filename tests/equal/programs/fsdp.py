@@ -134,6 +134,7 @@ def version2(model: Model, options: argparse.Namespace) -> nn.Module:
     fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=ignored)
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, of bfloat16
             module.set_gradient_divide_factor(1.0)
             if wrong("divide-factor-of-root-alone"):
                 break
