@@ -44,6 +44,8 @@ ADDED = ("output", "gradient", "local gradient", "loss", "logged", "watched")
 """Kinds whose parts may be added."""
 PERMUTED = ("input", "output", "gradient")
 TOLERANCE = 1e-9
+ROUNDINGS = 8
+"""How many times the difference that one rounding of each output makes is rounding."""
 SMALL = 1e-3
 """Of the median size of the tensors of its kind: below it a tensor is compared with that."""
 
@@ -142,9 +144,16 @@ class Comparison:
 
 
 def compare(
-    reference: Trace, candidate: Trace, tolerance: float = TOLERANCE, progress: Any = None
+    reference: Trace,
+    candidate: Trace,
+    noise: Trace | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Compare the trace of a program on several ranks with that of the reference."""
+    """Compare the trace of a program on several ranks with that of the reference.
+
+    `noise` is the reference with each weight and output changed by a rounding, where both compute
+    in narrow dtypes: a difference of that size is rounding.
+    """
     matching = match(reference, candidate)
     groups = [group for own in candidate.ends("groups") for group in own or ()]
     meshes = partitions(candidate.ranks, groups)
@@ -152,7 +161,8 @@ def compare(
     found.said += matching.said
     collector = Collector(reference, candidate, matching, found.skipped)
     found.items = collector.items()
-    Judge(found, tolerance).run(progress)
+    bounds = {} if noise is None else rounding(found.items, reference, noise)
+    Judge(found, bounds).run(progress)
     return found
 
 
@@ -361,14 +371,44 @@ def unsliced_parts(ranks: Mapping[int, list[Event]], meshes: Sequence[Partition]
     return own
 
 
+def key_of(item: Item) -> tuple[str, str, str, str, int]:
+    """By what the same tensor of two runs is known."""
+    return item.kind, item.root, item.name, item.leaf, item.step
+
+
+def rounding(items: Sequence[Item], reference: Trace, noise: Trace) -> dict[Any, float]:
+    """Of each tensor, the difference that is rounding: `ROUNDINGS` times that of the noise."""
+    others = Collector(reference, noise, match(reference, noise), defaultdict(list)).items()
+    changed = {(key_of(item), item.count): item for item in others}
+    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+    narrow: dict[str, str] = {}
+    for own in reference.ends("narrow"):
+        narrow |= own or {}
+    least = max((eps[name] for name in narrow if name in eps), default=2.0**-23)
+    found: dict[Any, float] = {}
+    for item in items:
+        other = changed.get((key_of(item), item.count))
+        if other is None:
+            continue
+        whole = first_of(item.whole())
+        size = float(np.abs(whole).max(initial=0.0))
+        apart = 0.0
+        for part in other.parts().values():
+            if part.shape == whole.shape:
+                apart = max(apart, float(np.abs(part - whole).max(initial=0.0)))
+        key = key_of(item)
+        found[key] = max(found.get(key, 0.0), ROUNDINGS * max(apart, least * size))
+    return found
+
+
 # ---------------------------------------------------------------- judging
 
 
 class Judge:
     """Finds the relation of each tensor, and what does not fit."""
 
-    def __init__(self, found: Comparison, tolerance: float) -> None:
-        self.found, self.tolerance = found, tolerance
+    def __init__(self, found: Comparison, bounds: Mapping[Any, float]) -> None:
+        self.found, self.bounds = found, bounds
         self.hints: dict[Any, list[tuple[Step, ...]]] = defaultdict(list)
         ranks = found.candidate.ranks
         batches = {
@@ -385,7 +425,7 @@ class Judge:
             [e for e in rank.events if e.kind == "loss" and e.step == 0] for rank in trace.by_rank
         ]
 
-    def run(self, progress: Any = None) -> None:
+    def run(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Judge every item."""
         self._measure()
         unrelated = 0
@@ -436,9 +476,10 @@ class Judge:
         first = first_of(item.whole())
         scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
         near = Near(
-            self.tolerance if not item.narrow else max(self.tolerance, 1e-4),
+            TOLERANCE,
             SMALL * self.sizes.get(self._size_key(item), 0.0),
             self.scales if scaled else (),
+            self.bounds.get(key_of(item), 0.0),
         )
         item.near = near
         # What was found for the same name counts most; then what others of the kind had.

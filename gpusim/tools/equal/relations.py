@@ -96,16 +96,18 @@ class Relation:
 class Near:
     """When arrays are the same: up to `tolerance`, of the largest element or of `floor`.
 
-    **Attributes**: `scales`: which factors the parts may have, beside 1.
+    **Attributes**: `scales`: which factors the parts may have, beside 1; `absolute`: a difference
+    that is rounding in any case.
     """
 
     tolerance: float
     floor: float = 0.0
     scales: tuple[float, ...] = ()
+    absolute: float = 0.0
 
     def bound(self, whole: Array) -> float:
         largest = float(np.abs(whole).max(initial=0.0))
-        return self.tolerance * max(largest, self.floor)
+        return max(self.tolerance * max(largest, self.floor), self.absolute)
 
     def scale(self, part: Array, whole: Array) -> float | None:
         """The factor by which a part is the whole; None if it is not."""

@@ -15,7 +15,8 @@ class Settings:
     **Attributes**: `folder`, where; `steps`, optimizer steps after which the program ends, 0 for
     all; `dtype`, "float64", "wide" for narrower ones that the program names too, or "" to leave it;
     `limit`, bytes of all ranks' files; `batches`, what the other program read (`data.Loaders`);
-    `weights`, a file of weights that are written before the first step.
+    `weights`, a file of weights that are written before the first step; `noise`, the relative size of
+    random changes of weights and outputs, by which rounding is estimated.
     """
 
     folder: str
@@ -24,6 +25,7 @@ class Settings:
     limit: int = 4 << 30
     batches: str = ""
     weights: str = ""
+    noise: bool = False
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class Tracer:
         self.hooked: set[int] = set()
         #: Parameters whose weights of this step are written.
         self.weighed: set[tuple[str, str]] = set()
+        self.disturbed: set[tuple[str, str]] = set()
         self.clipped = False
         self.narrow: dict[str, str] = {}
         self.notes: dict[str, int] = {}
@@ -155,7 +156,7 @@ class Tracer:
                 outer = self.stack[0]
                 self.stack.pop()
             self._after_forward(module, outer, output)
-            return output
+            return noisy(output) if self.settings.noise and not module._modules else output
 
         return __call__
 
@@ -169,6 +170,8 @@ class Tracer:
         self.names.refresh()
         if self.given:
             self._write_given(tag)
+        if self.settings.noise:
+            self._disturb_weights()
         self.write_weights(tag)
         if self.settings.steps and self.step >= self.settings.steps:
             raise EnoughStepsError(0)
@@ -332,6 +335,14 @@ class Tracer:
                 if value is not None and tuple(value.shape) == tuple(parameter.shape):
                     parameter.copy_(torch.from_numpy(value))
 
+    def _disturb_weights(self) -> None:
+        """Change each weight by its rounding, once."""
+        with torch.no_grad():
+            for tag, name, parameter in self.names.weights():
+                if (tag, name) not in self.disturbed and torch.is_floating_point(parameter):
+                    self.disturbed.add((tag, name))
+                    parameter.copy_(noisy(parameter))
+
     def write(
         self,
         kind: str,
@@ -402,6 +413,22 @@ class Tracer:
                 for tag, name, parameter in self.names.weights()
             },
         )
+
+
+def noisy(value: Any) -> Any:
+    """A tensor, or tensors in a tuple or list, with each element changed by up to one rounding."""
+    if isinstance(value, Tensor):
+        if not torch.is_floating_point(value) or not value.numel():
+            return value
+        with torch.no_grad():
+            # Of a generator of its own: the program's random numbers stay what they are.
+            draw = torch.Generator().manual_seed(value.numel())
+            noise = torch.rand(value.shape, generator=draw, dtype=torch.float64) * 2 - 1
+            factor = (1 + noise * torch.finfo(value.dtype).eps).to(value.dtype)
+        return value * factor
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(noisy(each) for each in value)
+    return value
 
 
 def _in_backward() -> bool:
