@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusim.errors import GpusimError
+from gpusim.errors import DeadlockError, GpusimError
 from gpusim.torch.distributed import launch
 
 from .comparing import Comparison
@@ -66,7 +66,9 @@ def check_functions(
             launch(body, count, reduction=reduction, device=device, processes=True)
         except GpusimError as error:
             failure = error
-        trace = whole_trace(Path(settings.folder), failure is not None, settings.steps)
+        deadlock = isinstance(failure, DeadlockError)
+        folder = Path(settings.folder)
+        trace = whole_trace(folder, failure is not None, deadlock, settings.steps)
         if trace is None:
             raise failure or ValueError("check: the ranks left no trace")
         return trace

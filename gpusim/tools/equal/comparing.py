@@ -46,6 +46,7 @@ PERMUTED = ("input", "output", "gradient")
 TOLERANCE = 1e-9
 ROUNDINGS = 8
 """How many times the difference that one rounding of each output makes is rounding."""
+UNLIKE = "the microbatches have different shapes"
 SMALL = 1e-3
 """Of the median size of the tensors of its kind: below it a tensor is compared with that."""
 
@@ -275,8 +276,8 @@ class Collector:
             made = item(
                 0,
                 order,
-                lambda dim=0: unsliced(whole)[0],
-                lambda dim=0: unsliced_parts(parts, self.meshes),
+                lambda how=0: unsliced(whole)[0],
+                lambda how=0: unsliced_parts(parts, self.meshes),
             )
             made.added = first.added
             yield made
@@ -287,8 +288,8 @@ class Collector:
             made = item(
                 n if rounds > 1 else 0,
                 min(own[0].order for own in here.values()),
-                lambda dim=0: one_of(here, dim),
-                lambda dim=0: {rank: one_array(own, dim) for rank, own in there.items()},
+                lambda how=0: one_of(here, how),
+                lambda how=0: {rank: one_array(own, how) for rank, own in there.items()},
             )
             made.calls = max(len(own) for own in (*here.values(), *there.values()))
             made.added = first.added
@@ -316,23 +317,32 @@ def common(counts: set[int]) -> int:
     return least if all(count % least == 0 for count in counts) else 1
 
 
-def one_array(events: Sequence[Event], dim: int = 0) -> Array:
-    """The calls of a step as one array: microbatches one behind the other, numbers added."""
+How = int | str
+"""How the calls of a step are put together: in a dimension, by "sum", or one of "same" ones."""
+
+
+def one_array(events: Sequence[Event], how: How = 0) -> Array:
+    """The calls of a step as one array. **Raises**: ValueError if they do not fit together."""
     arrays = [event.array for event in events]
+    first = arrays[0]
     if len(arrays) == 1:
-        return arrays[0]
-    if arrays[0].ndim <= dim:
-        if len({each.shape for each in arrays}) > 1:
-            raise ValueError("the microbatches have different shapes")
-        return sum(arrays[1:], arrays[0])
-    if len({each.shape[:dim] + each.shape[dim + 1 :] for each in arrays}) > 1:
-        raise ValueError("the microbatches have different shapes")
-    return np.concatenate(arrays, dim)
+        return first
+    if isinstance(how, int) and first.ndim > how:
+        if len({each.shape[:how] + each.shape[how + 1 :] for each in arrays}) > 1:
+            raise ValueError(UNLIKE)
+        return np.concatenate(arrays, how)
+    if len({each.shape for each in arrays}) > 1:
+        raise ValueError(UNLIKE)
+    if how == "same":
+        if not all(np.allclose(each, first, TOLERANCE, 0, equal_nan=True) for each in arrays):
+            raise ValueError(UNLIKE)
+        return first
+    return sum(arrays[1:], first)
 
 
-def one_of(ranks: Mapping[int, list[Event]], dim: int = 0) -> Any:
+def one_of(ranks: Mapping[int, list[Event]], how: How = 0) -> Any:
     """The whole tensor of the reference: of one rank, or what several have."""
-    arrays = [one_array(events, dim) for events in ranks.values()]
+    arrays = [one_array(events, how) for events in ranks.values()]
     return arrays[0] if len(arrays) == 1 else arrays
 
 
@@ -390,12 +400,16 @@ def rounding(items: Sequence[Item], reference: Trace, noise: Trace) -> dict[Any,
         other = changed.get((key_of(item), item.count))
         if other is None:
             continue
-        whole = first_of(item.whole())
+        try:
+            whole, parts = next(arrangements(other))
+        except (StopIteration, ValueError):
+            continue
         size = float(np.abs(whole).max(initial=0.0))
-        apart = 0.0
-        for part in other.parts().values():
-            if part.shape == whole.shape:
-                apart = max(apart, float(np.abs(part - whole).max(initial=0.0)))
+        apart = max(
+            float(np.abs(part - whole).max(initial=0.0))
+            for part in parts.values()
+            if part.shape == whole.shape
+        )
         key = key_of(item)
         found[key] = max(found.get(key, 0.0), ROUNDINGS * max(apart, least * size))
     return found
@@ -439,13 +453,14 @@ class Judge:
                 self.found.skipped[str(error)].append(f"{item.kind} of {item.name or item.root}")
             unrelated += item.compared and not item.related
         self._place_gradients()
+        self._steps()
         self._inputs()
         self.found.first = self._first()
 
     def _measure(self) -> None:
         sizes: dict[Any, list[float]] = defaultdict(list)
         for item in self.found.items:
-            sizes[self._size_key(item)].append(largest(item.whole))
+            sizes[self._size_key(item)].append(largest(item))
         self.sizes = {key: float(np.median(own)) for key, own in sizes.items()}
 
     @staticmethod
@@ -465,15 +480,16 @@ class Judge:
                 item.compared = item.count == 0  # the first stands for their sum
         if item.relation is None:
             return
-        parts = item.parts()
-        self._check_scale(item, first_of(item.whole()))
-        self._check_bits(item, parts)
+        self._check_scale(item)
+        self._check_bits(item)
         if item.kind == "weight" and item.step == 0:
-            self._check_copies(item, parts)
+            self._check_copies(item)
 
     def _search(self, item: Item, quick: bool) -> None:
         kind = item.kind
-        first = first_of(item.whole())
+        first = whole_of(item)
+        if first is None:
+            raise ValueError(UNLIKE)
         scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
         near = Near(
             TOLERANCE,
@@ -512,8 +528,8 @@ class Judge:
                 if not (loose and key is others):  # it would fit where a stricter one does
                     self.hints[key].append(steps)
 
-    def _check_scale(self, item: Item, whole: Array) -> None:
-        if item.kind != "gradient" or whole.size < 2 or item.relation is None:
+    def _check_scale(self, item: Item) -> None:
+        if item.kind != "gradient" or item.relation is None:
             return
         if item.relation.trivial:
             return
@@ -521,10 +537,11 @@ class Judge:
         if abs(item.relation.scale / expected - 1) > 1e-6:
             item.problem = f"scale {item.relation.scale / expected:.6g}"
 
-    def _check_bits(self, item: Item, parts: Parts) -> None:
+    def _check_bits(self, item: Item) -> None:
         """Replicas draw the same random bits, shards others."""
         if item.kind != "bits" or len(item.bits) < 2:
             return
+        parts = item.parts()
         ranks = sorted(item.bits)
         for n, rank in enumerate(ranks):
             for other in ranks[n + 1 :]:
@@ -536,10 +553,11 @@ class Judge:
                 elif not same and item.bits[rank] == item.bits[other] and _inner(item, rank, other):
                     item.problem = item.problem or f"bits same {rank} {other}"
 
-    def _check_copies(self, item: Item, parts: Parts) -> None:
+    def _check_copies(self, item: Item) -> None:
         """Shards that are drawn by one seed are copies of each other."""
         if item.relation is None or item.relation.trivial:
             return
+        parts = item.parts()
         for step in item.relation.steps:
             for group in step.groups if step.op == "S" else ():
                 own = [parts[rank] for rank in group if rank in parts]
@@ -576,23 +594,50 @@ class Judge:
                 item.order = item.added if at_fault else reduced[item.step]
         self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
+    def _steps(self) -> None:
+        """Whether all ranks made as many optimizer steps."""
+        made = {rank.rank: rank.end.get("steps", 0) for rank in self.found.candidate.by_rank}
+        if len(set(made.values())) < 2:
+            return
+        item = Item(
+            "optimizer state",
+            "",
+            "steps",
+            "",
+            min(made.values()),
+            0,
+            0,
+            lambda how=0: np.asarray(float(max(made.values()))),
+            lambda how=0: {rank: np.asarray(float(count)) for rank, count in made.items()},
+            tuple(made),
+        )
+        item.problem = "steps " + ", ".join(f"{count} on rank {r}" for r, count in made.items())
+        self.found.items.append(item)
+        self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
+
     def _inputs(self) -> None:
         """Whether both read the same data: if not, nothing else says anything."""
         inputs = [
             item
             for item in self.found.compared
-            if item.kind == "input" and item.step == 0 and largest_size(item.whole) > 1
+            if item.kind == "input" and item.step == 0
         ]
         wrong = [item for item in inputs if not item.related]
         if not inputs or not wrong or len(wrong) < len(inputs):
             return
         item = wrong[0]
-        whole = item.whole()
-        whole = whole[0] if isinstance(whole, list) else whole
-        parts = item.parts()
+        whole = whole_of(item)
+        if whole is None:
+            return
+        # A pipeline's later stages get something else than the whole model does.
+        parts = {
+            rank: part
+            for rank, part in item.parts().items()
+            if part.ndim and part.shape[1:] == whole.shape[1:] and part.dtype == whole.dtype
+        }
         right = [rank for rank, part in parts.items() if contains(whole, part, item.near)]
-        rows = sum(part.shape[0] for part in parts.values() if part.ndim)
-        if whole.ndim and rows > whole.shape[0] and len(right) < len(parts):
+        rows = sum(part.shape[0] for part in parts.values())
+        if right and whole.ndim and rows > whole.shape[0] and len(right) < len(parts):
             self.found.failure = (
                 f"the programs read different data: the {item.label} on ranks "
                 f"{[rank for rank in parts if rank not in right]} is in no part of the "
@@ -668,11 +713,17 @@ def first_of(whole: Any) -> Array:
 
 def arrangements(item: Item) -> Iterator[tuple[Array, Parts]]:
     """What may be the whole tensor and its parts."""
-    for dim in (0, 1) if item.calls > 1 else (0,):
+    ways: list[How] = [0]
+    if item.calls > 1:
+        ways += [1, "same"]
+        ways += ["sum"] * (item.kind in ("gradient", "local gradient"))
+    failed = 0
+    for how in ways:
         try:
-            wholes, parts = item.whole(dim), item.parts(dim)
+            wholes, parts = item.whole(how), item.parts(how)
         except ValueError:
-            if dim == 0 and first_of(item.whole(1)).ndim < 2:
+            failed += 1
+            if failed == len(ways):
                 raise
             continue
         for whole in candidates(wholes):
@@ -704,18 +755,17 @@ def candidates(whole: Any) -> Iterator[Array]:
         yield sum(whole[1:], first) / len(whole)
 
 
-def largest(whole: Callable[[], Any]) -> float:
+def whole_of(item: Item) -> Array | None:
+    """The whole tensor, in whatever way its calls fit together; None if they do not."""
     try:
-        arrays = whole()
-    except ValueError:
-        return 0.0
-    first = arrays[0] if isinstance(arrays, list) else arrays
-    return float(np.abs(first).max(initial=0.0))
+        return next(whole for whole, _ in arrangements(item))
+    except (ValueError, StopIteration):
+        return None
 
 
-def largest_size(whole: Callable[[], Any]) -> int:
-    arrays = whole()
-    return int((arrays[0] if isinstance(arrays, list) else arrays).size)
+def largest(item: Item) -> float:
+    whole = whole_of(item)
+    return 0.0 if whole is None else float(np.abs(whole).max(initial=0.0))
 
 
 def _claimed(item: Item) -> Iterator[tuple[Step, ...]]:

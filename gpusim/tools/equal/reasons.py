@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .comparing import OF_WEIGHTS, Comparison, Item
+from .comparing import OF_WEIGHTS, Comparison, Item, arrangements
 from .relations import Array, Near, Relation, Search, contains, relate, scales_of
 
 __all__ = ["Finding", "explain"]
@@ -42,9 +42,7 @@ def explain(found: Comparison) -> Finding | None:
     item = found.first
     if item is None:
         return None
-    whole = item.whole()
-    whole = whole[0] if isinstance(whole, list) else whole
-    parts = item.parts()
+    whole, parts = next(arrangements(item))
     right = tuple(rank for rank, part in parts.items() if contains(whole, part, item.near))
     search = Search(whole, found.meshes, replace(item.near, scales=()), True)
     search.run(parts)
@@ -80,6 +78,8 @@ def _reason(
         )
     if kind == "copies":
         return "copies", "the shards of this weight are copies of each other: one seed for all"
+    if kind == "steps":
+        return "ranks differ", f"ranks make other numbers of optimizer steps: {rest}"
     if kind == "order":
         return "another order", "it has the reference's rows, over batch and sequence, in another order"
     if kind == "scale":

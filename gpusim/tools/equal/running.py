@@ -220,23 +220,24 @@ def run(
         raise KeyboardInterrupt
     # A rank ends as its first forward pass after the last step begins. One that has to wait for
     # it before, as a later stage of a pipeline, is ended as nothing can come any more.
-    trace = whole_trace(folder, bool(code), settings.steps)
+    said = output.read_text(errors="replace")
+    trace = whole_trace(folder, bool(code), "no rank can go on" in said, settings.steps)
     if trace is None:
-        shown = "\n".join(output.read_text(errors="replace").splitlines()[-LAST:])
+        shown = "\n".join(said.splitlines()[-LAST:])
         raise FailedError(f"{program} failed:\n{shown}")
     if not any(own.events for own in trace.by_rank):
         raise FailedError(f"{program}: no module of torch's was called, so nothing can be compared")
     return trace
 
 
-def whole_trace(folder: Path, failed: bool, steps: int) -> Trace | None:
-    """The trace of a program; None if it failed before `steps` were made, or of all if that is 0."""
+def whole_trace(folder: Path, failed: bool, deadlock: bool, steps: int) -> Trace | None:
+    """The trace of a program; None if it failed, but as a rank waits for one that was ended."""
     try:
         trace = read(folder)
     except (ValueError, OSError):
         return None
-    made = min((own.end.get("steps") or 0) for own in trace.by_rank)
-    return None if failed and (not steps or made < steps) else trace
+    made = [own.end.get("steps") or 0 for own in trace.by_rank]
+    return None if failed and not (deadlock and steps and max(made) >= steps) else trace
 
 
 def command_in_fork(words: list[str], output: Path) -> int:

@@ -49,12 +49,39 @@ class Shards:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._found: dict[int, list[Piece]] = {}
+        #: Of FSDP1's original parameters; they stay the same. For so many roots.
+        self._kept: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._read = -1
 
     def of_parameter(self, tag: str, name: str, parameter: Tensor) -> list[Piece]:
         """The parts of a module's parameter: itself, or those of a flat one."""
         if hasattr(parameter, "_shard_param_infos"):
             return list(_of_fsdp(tag, name, parameter))
+        cut = self._originals().get(id(parameter))
+        if cut is not None:  # FSDP1 with use_orig_params: what is left of a parameter on this rank
+            return [Piece(tag, name, 0, parameter.numel(), cut)] if parameter.numel() else []
         return [Piece(tag, name)]
+
+    def _originals(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Of the parameters that FSDP1 keeps beside a flat one: where they begin, and the shape."""
+        if self._read == len(self._names.roots):
+            return self._kept
+        self._read = len(self._names.roots)
+        found = self._kept
+        for root in self._names.roots.values():
+            for module in root.modules():
+                flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+                for parameter, shape, info in zip(
+                    getattr(flat, "_params", None) or (),
+                    getattr(flat, "_shapes", ()),
+                    getattr(flat, "_shard_param_infos", ()),
+                    strict=False,
+                ):
+                    if info.in_shard:
+                        found[id(parameter)] = info.intra_param_start_idx, tuple(shape)
+                    elif parameter.numel() == 0:
+                        found[id(parameter)] = 0, tuple(shape)
+        return found
 
     def of(self, parameter: Tensor) -> list[Piece]:
         """The parts of an optimizer's parameter; none if it is found in no module."""
