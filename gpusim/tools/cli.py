@@ -1,8 +1,8 @@
 """The command `gpusim`: parse the arguments and run the subcommand.
 
 Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 130 interrupted.
-Where 1 is an answer (`compare`, `equal`, `invariant`, `twin`), a failure is 2. Those of programs that
-commands run: `add` of each.
+Where 1 is an answer (`compare`, `equal`, `invariant`, `twin`), a failure is 2. Those of programs
+that commands run: `add` of each.
 """
 
 from __future__ import annotations

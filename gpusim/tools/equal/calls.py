@@ -107,7 +107,7 @@ class Calls:
                 if peer is not None:
                     self.messages.append((kind, int(peer)))
             if isinstance(group, dist.ProcessGroup) or group is None:
-                ranks = dist.get_process_group_ranks(group)  # type: ignore[arg-type]
+                ranks = dist.get_process_group_ranks(group)
         except (AttributeError, IndexError, RuntimeError, ValueError):
             ranks = []  # the call itself will say what is wrong with it
         self.calls.append((self._order(), name, site, ranks))

@@ -1,4 +1,4 @@
-"""`gpusim equal`. Exit codes: 0 if the programs are equal, 1 if they differ, 2 without an answer."""
+"""`gpusim equal`. Exit codes: 0 if the programs are equal, 1 if they differ, 2 if it fails."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from .collecting import Collector
+from .items import OF_WEIGHTS, TOLERANCE, UNLIKE, Item, arrangements, largest, whole_of
 from .matching import Matching, match
 from .relations import (
-    Array,
     Near,
     Partition,
-    Parts,
     Relation,
     Step,
     contains,
@@ -24,7 +24,7 @@ from .relations import (
 )
 from .traces import Event, Trace
 
-__all__ = ["Comparison", "Item", "compare"]
+__all__ = ["Comparison", "compare"]
 
 ESSENTIAL = (
     "weight",
@@ -37,64 +37,15 @@ ESSENTIAL = (
     "watched",
 )
 """Kinds whose difference is a difference of the programs. The others say where it begins."""
-OF_WEIGHTS = ("weight", "weight gradient", "weight gradient, clipped", "optimizer state")
 SCALED = ("gradient", "local gradient", "loss")
 """Kinds whose parts may have a factor, as losses are means of other batches."""
 ADDED = ("output", "gradient", "local gradient", "loss", "logged", "watched")
 """Kinds whose parts may be added."""
 PERMUTED = ("input", "output", "gradient")
-TOLERANCE = 1e-9
 ROUNDINGS = 8
 """How many times the difference that one rounding of each output makes is rounding."""
-UNLIKE = "the microbatches have different shapes"
 SMALL = 1e-3
 """Of the median size of the tensors of its kind: below it a tensor is compared with that."""
-
-
-@dataclass(eq=False)
-class Item:
-    """One tensor of the reference, with the parts of the candidate's ranks.
-
-    **Attributes**: `order`, when the reference computed it; `relation`, None if there is none;
-    `problem`, why it does not count as related; `near`, when it was the same; `bits`, of each rank,
-    a digest of random bits; `calls`, how many are put one behind the other, in the dimension that
-    `whole` and `parts` are given; `together`, all calls of the step as one tensor.
-    """
-
-    kind: str
-    root: str
-    name: str
-    leaf: str
-    step: int
-    count: int
-    order: int
-    whole: Callable[..., Any]
-    parts: Callable[..., Parts]
-    ranks: tuple[int, ...]
-    relation: Relation | None = None
-    problem: str = ""
-    compared: bool = True
-    near: Near = field(default_factory=lambda: Near(TOLERANCE))
-    calls: int = 1
-    together: Item | None = None
-    bits: dict[int, str] = field(default_factory=dict)
-    narrow: str = ""
-    added: int = 0
-    claims: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def related(self) -> bool:
-        return self.relation is not None and not self.problem
-
-    @property
-    def label(self) -> str:
-        """The tensor, in a few words."""
-        name = self.name or self.root
-        leaf = f"[{self.leaf.lstrip('.')}]" if self.leaf and self.kind != "optimizer state" else ""
-        leaf = f" ({self.leaf})" if self.leaf and self.kind == "optimizer state" else leaf
-        what = {"gradient": "gradient of the output"}.get(self.kind, self.kind)
-        call = f", call {self.count + 1}" if self.count > 0 else ""
-        return f"{what} of {name}{leaf}{call}, step {self.step}"
 
 
 @dataclass
@@ -167,220 +118,6 @@ def compare(
     return found
 
 
-# ---------------------------------------------------------------- collecting
-
-Key = tuple[str, str, str, str, int, bool]
-
-
-class Collector:
-    """Brings together the events of both traces that are of one tensor."""
-
-    def __init__(
-        self,
-        reference: Trace,
-        candidate: Trace,
-        matching: Matching,
-        skipped: dict[str, list[str]],
-    ) -> None:
-        self.reference, self.candidate = reference, candidate
-        self.matching, self.skipped = matching, skipped
-        self.aliases: dict[str, str] = {}
-        for own in reference.ends("aliases"):
-            self.aliases |= own or {}
-
-    def items(self) -> list[Item]:
-        """The tensors of the reference in the order of their computation."""
-        whole = self._by_key(self.reference, lambda event: (event.root, event.name))
-        parts = self._by_key(self.candidate, self.matching.key)
-        for alias, name in self.aliases.items():
-            root, _, other = alias.partition("/")
-            for key in [key for key in whole if key[1:3] == (root, name) and key[0] in OF_WEIGHTS]:
-                copy = (key[0], root, other, *key[3:])
-                if copy in parts:
-                    whole.setdefault(copy, whole[key])  # type: ignore[arg-type]
-        found: list[Item] = []
-        for key, own in whole.items():
-            theirs = parts.get(key)
-            kind, root, name, _, _, evaluated = key
-            label = f"{kind} of {name or root}"
-            if theirs is None:
-                why = "evaluation" if evaluated else "no rank of the candidate has it"
-                self._skip(why, label)
-                continue
-            if evaluated and self._trained:
-                self._skip("computed without gradients, as in an evaluation", label)
-                continue
-            found += self._of_key(key, own, theirs)
-        for key in parts.keys() - whole.keys():
-            if not (key[5] and self._trained):
-                self._skip("the reference lacks it", f"{key[0]} of {key[2] or key[1]}")
-        found.sort(key=lambda item: (item.step, item.order))
-        return found
-
-    @property
-    def _trained(self) -> bool:
-        return any(self.reference.ends("trained"))
-
-    def _skip(self, why: str, label: str) -> None:
-        if label not in self.skipped[why]:
-            self.skipped[why].append(label)
-
-    def _by_key(
-        self, trace: Trace, name: Callable[[Event], tuple[str, str]]
-    ) -> dict[Key, dict[int, list[Event]]]:
-        steps = self.steps
-        found: dict[Key, dict[int, list[Event]]] = {}
-        for rank in trace.by_rank:
-            for event in rank.events:
-                if event.step > steps or (event.step == steps and event.kind != "weight"):
-                    continue
-                root, own = name(event)
-                key = (event.kind, root, own, event.leaf, event.step, event.evaluated)
-                found.setdefault(key, {}).setdefault(rank.rank, []).append(event)
-        return found
-
-    @property
-    def steps(self) -> int:
-        """Steps that all ranks of both have made; at least 1, for programs that make none."""
-        counts = [*self.reference.ends("steps"), *self.candidate.ends("steps")]
-        return max(1, min((count for count in counts if count is not None), default=1))
-
-    def _of_key(
-        self, key: Key, whole: dict[int, list[Event]], parts: dict[int, list[Event]]
-    ) -> Iterator[Item]:
-        kind, root, name, leaf, step, _ = key
-        for own in (*whole.values(), *parts.values()):
-            own.sort(key=lambda event: event.count)
-        first = min((own[0] for own in whole.values()), key=lambda event: event.order)
-        order = first.order
-        ranks = tuple(sorted(parts))
-        narrow = next(
-            (
-                event.dtype
-                for own in (*whole.values(), *parts.values())
-                for event in own
-                if event.dtype == "float32"
-            ),
-            "",
-        )
-        sliced = any(event.slice for own in (*whole.values(), *parts.values()) for event in own)
-
-        def item(
-            count: int, order: int, whole: Callable[..., Any], parts: Callable[..., Parts]
-        ) -> Item:
-            return Item(
-                kind, root, name, leaf, step, count, order, whole, parts, ranks, narrow=narrow
-            )
-
-        if sliced:
-            made = item(
-                0,
-                order,
-                lambda how=0: unsliced(whole)[0],
-                lambda how=0: unsliced_parts(parts, self.meshes),
-            )
-            made.added = first.added
-            yield made
-            return
-        def of_calls(n: int, rounds: int) -> Item:
-            here = {rank: own[n::rounds] for rank, own in whole.items()}
-            there = {rank: own[n::rounds] for rank, own in parts.items()}
-            made = item(
-                n if rounds > 1 else 0,
-                min(own[0].order for own in here.values()),
-                lambda how=0: one_of(here, how),
-                lambda how=0: {rank: one_array(own, how) for rank, own in there.items()},
-            )
-            made.calls = max(len(own) for own in (*here.values(), *there.values()))
-            made.added = first.added
-            made.bits = {rank: own[0].bits for rank, own in there.items() if own[0].bits}
-            made.claims = {rank: own[0].claim for rank, own in there.items() if own[0].claim}
-            return made
-
-        counts = {len(own) for own in (*whole.values(), *parts.values())}
-        rounds = min(counts) if len(counts) == 1 else common(counts)
-        together = of_calls(0, 1) if rounds > 1 else None
-        for n in range(rounds):
-            made = of_calls(n, rounds)
-            made.together = together
-            yield made
-
-    @property
-    def meshes(self) -> list[Partition]:
-        groups = [group for own in self.candidate.ends("groups") for group in own or ()]
-        return partitions(self.candidate.ranks, groups)
-
-
-def common(counts: set[int]) -> int:
-    """Calls of a module in one microbatch, if the others have several microbatches."""
-    least = min(counts)
-    return least if all(count % least == 0 for count in counts) else 1
-
-
-How = int | str
-"""How the calls of a step are put together: in a dimension, by "sum", or one of "same" ones."""
-
-
-def one_array(events: Sequence[Event], how: How = 0) -> Array:
-    """The calls of a step as one array. **Raises**: ValueError if they do not fit together."""
-    arrays = [event.array for event in events]
-    first = arrays[0]
-    if len(arrays) == 1:
-        return first
-    if isinstance(how, int) and first.ndim > how:
-        if len({each.shape[:how] + each.shape[how + 1 :] for each in arrays}) > 1:
-            raise ValueError(UNLIKE)
-        return np.concatenate(arrays, how)
-    if len({each.shape for each in arrays}) > 1:
-        raise ValueError(UNLIKE)
-    if how == "same":
-        if not all(np.allclose(each, first, TOLERANCE, 0, equal_nan=True) for each in arrays):
-            raise ValueError(UNLIKE)
-        return first
-    return sum(arrays[1:], first)
-
-
-def one_of(ranks: Mapping[int, list[Event]], how: How = 0) -> Any:
-    """The whole tensor of the reference: of one rank, or what several have."""
-    arrays = [one_array(events, how) for events in ranks.values()]
-    return arrays[0] if len(arrays) == 1 else arrays
-
-
-def unsliced(ranks: Mapping[int, list[Event]]) -> list[Array]:
-    """The tensors that flat slices of each rank give; NaN where a rank has none."""
-    found = []
-    for events in ranks.values():
-        shape = next((event.slice.shape for event in events if event.slice), events[0].shape)
-        flat = np.full(int(np.prod(shape)), np.nan)
-        for event in events:
-            begin = event.slice.start if event.slice else 0
-            flat[begin : begin + event.array.size] = event.array.reshape(-1)
-        found.append(flat.reshape(shape))
-    return found
-
-
-def unsliced_parts(ranks: Mapping[int, list[Event]], meshes: Sequence[Partition]) -> Parts:
-    """The parts of ranks that hold flat slices: filled up by those of groups that have the rest."""
-    own = dict(zip(ranks, unsliced(ranks), strict=True))
-    if not any(np.isnan(each).any() for each in own.values()):
-        return own
-    for mesh in sorted(meshes, key=lambda mesh: len(mesh[0])):
-        filled: Parts = {}
-        for group in mesh:
-            held = [rank for rank in group if rank in own]
-            if not held:
-                continue
-            total = own[held[0]].copy()
-            for rank in held[1:]:
-                if own[rank].shape != total.shape:
-                    break
-                total = np.where(np.isnan(total), own[rank], total)
-            filled |= dict.fromkeys(held, total)
-        if all(not np.isnan(each).any() for each in filled.values()):
-            return filled
-    return own
-
-
 def key_of(item: Item) -> tuple[str, str, str, str, int]:
     """By what the same tensor of two runs is known."""
     return item.kind, item.root, item.name, item.leaf, item.step
@@ -413,9 +150,6 @@ def rounding(items: Sequence[Item], reference: Trace, noise: Trace) -> dict[Any,
         key = key_of(item)
         found[key] = max(found.get(key, 0.0), ROUNDINGS * max(apart, least * size))
     return found
-
-
-# ---------------------------------------------------------------- judging
 
 
 class Judge:
@@ -617,11 +351,7 @@ class Judge:
 
     def _inputs(self) -> None:
         """Whether both read the same data: if not, nothing else says anything."""
-        inputs = [
-            item
-            for item in self.found.compared
-            if item.kind == "input" and item.step == 0
-        ]
+        inputs = [item for item in self.found.compared if item.kind == "input" and item.step == 0]
         wrong = [item for item in inputs if not item.related]
         if not inputs or not wrong or len(wrong) < len(inputs):
             return
@@ -703,69 +433,6 @@ class Judge:
             other.kind in ESSENTIAL and other.step == item.step and other.order > item.order
             for other in self.found.unrelated
         )
-
-
-def first_of(whole: Any) -> Array:
-    """The whole tensor, of the reference's first rank if there are several."""
-    found: Array = whole[0] if isinstance(whole, list) else whole
-    return found
-
-
-def arrangements(item: Item) -> Iterator[tuple[Array, Parts]]:
-    """What may be the whole tensor and its parts."""
-    ways: list[How] = [0]
-    if item.calls > 1:
-        ways += [1, "same"]
-        ways += ["sum"] * (item.kind in ("gradient", "local gradient"))
-    failed = 0
-    for how in ways:
-        try:
-            wholes, parts = item.whole(how), item.parts(how)
-        except ValueError:
-            failed += 1
-            if failed == len(ways):
-                raise
-            continue
-        for whole in candidates(wholes):
-            yield whole, parts
-            if not item.name:
-                # Of a pipeline's stages, the last one alone hands out what the whole model does.
-                like = {r: p for r, p in parts.items() if p.shape[1:] == whole.shape[1:]}
-                if 0 < len(like) < len(parts):
-                    yield whole, like
-
-
-def candidates(whole: Any) -> Iterator[Array]:
-    """What the whole tensor may be: that of the one rank, or what the reference's ranks give."""
-    if not isinstance(whole, list):
-        yield whole
-        return
-    first = whole[0]
-    if all(each.shape == first.shape for each in whole):
-        if all(np.allclose(each, first, rtol=1e-9, atol=0) for each in whole):
-            yield first
-            return
-    for dim in range(first.ndim):
-        try:
-            yield np.concatenate(whole, dim)
-        except ValueError:
-            continue
-    if all(each.shape == first.shape for each in whole):
-        yield sum(whole[1:], first)
-        yield sum(whole[1:], first) / len(whole)
-
-
-def whole_of(item: Item) -> Array | None:
-    """The whole tensor, in whatever way its calls fit together; None if they do not."""
-    try:
-        return next(whole for whole, _ in arrangements(item))
-    except (ValueError, StopIteration):
-        return None
-
-
-def largest(item: Item) -> float:
-    whole = whole_of(item)
-    return 0.0 if whole is None else float(np.abs(whole).max(initial=0.0))
 
 
 def _claimed(item: Item) -> Iterator[tuple[Step, ...]]:

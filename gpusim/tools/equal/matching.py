@@ -239,9 +239,9 @@ def stages_of(candidate: Trace) -> list[list[int]]:
             if sent:
                 sends[rank.rank] = sent[0]
     found = []
-    for rank, (kind, _) in sorted(first.items()):
+    for start, (kind, _) in sorted(first.items()):
         if kind == "send":
-            stages = [rank]
+            stages = [start]
             while (following := sends.get(stages[-1])) is not None and following not in stages:
                 if first.get(following, ("",))[0] != "recv":
                     break

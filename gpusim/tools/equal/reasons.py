@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .comparing import OF_WEIGHTS, Comparison, Item, arrangements
+from .comparing import Comparison
+from .items import OF_WEIGHTS, Item, arrangements
 from .relations import Array, Near, Relation, Search, contains, relate, scales_of
 
 __all__ = ["Finding", "explain"]
@@ -81,7 +82,10 @@ def _reason(
     if kind == "steps":
         return "ranks differ", f"ranks make other numbers of optimizer steps: {rest}"
     if kind == "order":
-        return "another order", "it has the reference's rows, over batch and sequence, in another order"
+        return (
+            "another order",
+            "it has the reference's rows, over batch and sequence, in another order",
+        )
     if kind == "scale":
         return _scaled(float(rest), found, "than the gradients that came before it in backward")
     if item.kind == "weight" and item.step == 0:

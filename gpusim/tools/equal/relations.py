@@ -47,8 +47,9 @@ in fused projections, each of whose 2 or 3 blocks is cut; one element for each r
 class Step:
     """One step of a relation.
 
-    **Attributes**: `op`, R, S or P, or "pieces", where each row of a part is one of the whole's, and
-    each of the whole's is in a part: fused projections whose keys several ranks share; `groups`, of ranks; `dim`, of S; `layout`, of S, from `LAYOUTS`.
+    **Attributes**: `op`, R, S or P, or "pieces", where each row of a part is one of the whole's,
+    and each of the whole's is in a part: fused projections whose keys several ranks share;
+    `groups`, of ranks; `dim`, of S and pieces; `layout`, of S, from `LAYOUTS`.
     """
 
     op: str
@@ -69,8 +70,8 @@ class Relation:
     """How parts give the whole.
 
     **Attributes**: `steps`; `scale`, the factor by which what they give is larger than the whole;
-    `permuted`, over how many dimensions rows are in another order, 0 if they are not; `trivial`, whether all elements are equal, so
-    that most relations fit.
+    `permuted`, over how many dimensions rows are in another order, 0 if they are not; `trivial`,
+    whether all elements are equal, so that most relations fit.
     """
 
     steps: tuple[Step, ...]
@@ -455,9 +456,7 @@ def all_near(rows: Array, others: Array, bound: float) -> bool:
     return bool(np.abs(rows - others[nearest]).max() <= bound)
 
 
-def rows_permuted(
-    part: Array, whole: Array, near: Near, lead: int, axis: int = 0
-) -> float | None:
+def rows_permuted(part: Array, whole: Array, near: Near, lead: int, axis: int = 0) -> float | None:
     """The scale if the rows of a part are those of the whole in another order; else None.
 
     A row is all elements with the same `lead` indices, from `axis` on.

@@ -11,7 +11,8 @@ from typing import Any
 from gpusim.tools.page import html_table, write_page
 from gpusim.tools.tables import Cells
 
-from .comparing import Comparison, Item
+from .comparing import Comparison
+from .items import Item
 from .reasons import Finding, explain
 
 __all__ = ["record", "sentences", "write"]

@@ -46,7 +46,9 @@ def run_both(
     **Raises**: FailedError if a program fails, with the end of its output.
     """
     with _folder(keep) as folder:
-        return both(lambda *given: run(*given, note=note), reference, candidate, settings, folder)
+        return both(
+            lambda *both: run(both[0], both[1], note), reference, candidate, settings, folder
+        )
 
 
 @contextmanager

@@ -15,8 +15,8 @@ class Settings:
     **Attributes**: `folder`, where; `steps`, optimizer steps after which the program ends, 0 for
     all; `dtype`, "float64", "wide" for narrower ones that the program names too, or "" to leave it;
     `limit`, bytes of all ranks' files; `batches`, what the other program read (`data.Loaders`);
-    `weights`, a file of weights that are written before the first step; `noise`, the relative size of
-    random changes of weights and outputs, by which rounding is estimated.
+    `weights`, a file of weights that are written before the first step; `noise`, whether
+    weights and outputs are changed by one rounding each.
     """
 
     folder: str

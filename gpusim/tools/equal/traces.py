@@ -27,8 +27,8 @@ Array = NDArray[Any]
 class Claim:
     """What a DTensor says of itself.
 
-    **Attributes**: `placements`, one for each dimension of the mesh, such as "S0", "R", "P"; `mesh`,
-    the ranks, by its shape; `shape`, of the whole tensor.
+    **Attributes**: `placements`, one for each dimension of the mesh, such as "S0", "R", "P";
+    `mesh`, the ranks, by its shape; `shape`, of the whole tensor.
     """
 
     placements: tuple[str, ...]
@@ -51,7 +51,7 @@ class Event:
     **Attributes**: `kind`, one of `tracing.KINDS`; `root`, the outermost module, and `name`, that
     of the module in it, or of the parameter; `leaf`, which of a module's outputs; `count`, how
     often the rank had the event in this `step` before; `order`, its place among the rank's events;
-    `bits`, a digest of random bits; `added`, of a weight's gradient, its place in the backward pass.
+    `bits`, a digest of random bits; `added`, of a weight's gradient, its place in backward.
     """
 
     kind: str
