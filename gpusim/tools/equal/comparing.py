@@ -18,6 +18,7 @@ from .relations import (
     Relation,
     Step,
     contains,
+    has_rows,
     partitions,
     relate,
     scales_of,
@@ -357,7 +358,7 @@ class Judge:
             return
         item = wrong[0]
         whole = whole_of(item)
-        if whole is None:
+        if whole is None or not whole.ndim:
             return
         # A pipeline's later stages get something else than the whole model does.
         parts = {
@@ -365,13 +366,11 @@ class Judge:
             for rank, part in item.parts().items()
             if part.ndim and part.shape[1:] == whole.shape[1:] and part.dtype == whole.dtype
         }
-        right = [rank for rank, part in parts.items() if contains(whole, part, item.near)]
-        rows = sum(part.shape[0] for part in parts.values())
-        if right and whole.ndim and rows > whole.shape[0] and len(right) < len(parts):
+        unknown = [rank for rank, part in parts.items() if not has_rows(whole, part, item.near)]
+        if unknown:
             self.found.failure = (
-                f"the programs read different data: the {item.label} on ranks "
-                f"{[rank for rank in parts if rank not in right]} is in no part of the "
-                "reference's. The candidate's ranks read data of their own, as by a seed of the "
+                f"the programs read different data: the {item.label} on ranks {unknown} has samples "
+                "that the reference lacks. The candidate's ranks read data of their own, as by a seed of the "
                 "rank: let the reference read the same global batch (DataLoaders are followed)"
             )
 
@@ -391,11 +390,8 @@ class Judge:
                 outputs[key] = outputs.get(key, True) and item.related
         last = max(item.order for item in essential if item.step == essential[0].step)
         for item in self.found.compared:
-            mixed = item.relation is not None and item.relation.permuted == 2
-            if item.related and not (mixed and item.kind == "output"):
+            if item.related and not self._is_mixed(item):
                 continue
-            if mixed and item.related:
-                item.problem = "order"
             if item.kind == "local gradient":
                 continue
             if item.kind == "logged" and self._follows(item, essential):
@@ -408,6 +404,20 @@ class Judge:
                 continue
             return item
         return essential[0]
+
+    @staticmethod
+    def _is_mixed(item: Item) -> bool:
+        """Whether an output's rows are in an order that neither samples nor experts explain.
+
+        It is a place where a difference may begin, and none by itself.
+        """
+        if item.kind != "output" or item.relation is None or not item.relation.permuted:
+            return False
+        whole = whole_of(item)
+        if whole is None or whole.ndim < 3 or item.calls > 1 or item.together is not None:
+            return False
+        item.problem = "order"
+        return True
 
     @staticmethod
     def _follows(item: Item, essential: Sequence[Item]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -191,6 +192,46 @@ def _widen(dtype: str, stack: ExitStack) -> None:
     _replace(stack, Tensor, "type", _typed(Tensor.type))
     for kind in ("FloatTensor", *(("HalfTensor", "BFloat16Tensor") if dtype == "wide" else ())):
         _replace(stack, torch, kind, torch.DoubleTensor)
+
+
+TRIALS = ("_prepare_forward_infra", "_prepare_backward_infra")
+"""Methods of pipelining's stages that run a stage once, on anything, for the shapes."""
+
+
+def trials_are_paused(tracer: Tracer) -> None:
+    """Pause the tracer in torch's trial runs of a pipeline's stages, if pipelining is imported."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    if module is None:
+        return
+    if getattr(module, "gpusim_pauses", None) is tracer:
+        tracer.paused = tracer.paused and _in_trial()
+        return
+    vars(module)["gpusim_pauses"] = tracer
+    kinds = [each for each in vars(module).values() if isinstance(each, type)]
+    for kind in kinds:
+        for name in TRIALS:
+            if name in vars(kind):
+                setattr(kind, name, _pausing(tracer, vars(kind)[name]))
+    tracer.paused = _in_trial()  # the first call may come out of one that is not replaced yet
+
+
+def _in_trial() -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in TRIALS:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _pausing(tracer: Tracer, real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def trial(*args: Any, **named: Any) -> Any:
+        tracer.paused = True
+        try:
+            return real(*args, **named)
+        finally:
+            tracer.paused = False
+
+    return trial
 
 
 def _typed(real: Any) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "Relation",
     "Step",
     "contains",
+    "has_rows",
     "partitions",
     "relate",
     "scales_of",
@@ -445,6 +446,14 @@ def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
     return bool(len(mine)) and all_near(mine, rows, bound) and all_near(rows, mine, bound)
 
 
+def has_rows(whole: Array, part: Array, near: Near) -> bool:
+    """Whether each row of a part, by its first index, is one of the whole's."""
+    if not part.size or not whole.size:
+        return not part.size
+    rows = whole.reshape(len(whole), -1)
+    return all_near(part.reshape(len(part), -1), rows, near.bound(whole))
+
+
 def all_near(rows: Array, others: Array, bound: float) -> bool:
     """Whether each row is one of the others."""
     weights = np.random.default_rng(rows.shape[1]).standard_normal(rows.shape[1])
@@ -461,7 +470,7 @@ def rows_permuted(part: Array, whole: Array, near: Near, lead: int, axis: int = 
 
     A row is all elements with the same `lead` indices, from `axis` on.
     """
-    if whole.ndim <= lead + axis or whole.shape != part.shape:
+    if whole.ndim <= lead + axis or whole.shape != part.shape or not whole.size:
         return None
     part, whole = np.moveaxis(part, axis, 0), np.moveaxis(whole, axis, 0)
     rows, own = (each.reshape(int(np.prod(each.shape[:lead])), -1) for each in (whole, part))

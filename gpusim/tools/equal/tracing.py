@@ -24,7 +24,7 @@ from torch.optim import optimizer as torch_optimizer
 from .calls import Calls
 from .data import Loaders
 from .names import Names, is_wrapper
-from .patches import patched
+from .patches import patched, trials_are_paused
 from .settings import Settings
 from .shards import Shards
 from .traces import TraceWriter
@@ -112,6 +112,8 @@ class Tracer:
         self.hooked: set[int] = set()
         #: Parameters whose weights of this step are written.
         self.weighed: set[tuple[str, str]] = set()
+        #: In a pass that is made for the shapes of what a pipeline's stages exchange.
+        self.paused = False
         self.disturbed: set[tuple[str, str]] = set()
         self.clipped = False
         self.narrow: dict[str, str] = {}
@@ -145,7 +147,9 @@ class Tracer:
     def _calling(self, real: Any) -> Any:
         @functools.wraps(real)
         def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or self.finished:
+            if not self.stack:
+                trials_are_paused(self)
+            if torch.compiler.is_compiling() or self.finished or self.paused:
                 return real(module, *args, **named)
             if not self.stack and not _in_backward():
                 self._begin_forward(module, (args, named) if named else args)
@@ -176,9 +180,8 @@ class Tracer:
         if self.settings.steps and self.step >= self.settings.steps:
             raise EnoughStepsError(0)
         self._hook_parameters(tag)
-        if not is_wrapper(module):
-            for leaf, tensor in leaves(args):
-                self.write("input", tag, name, leaf, tensor)
+        for leaf, tensor in leaves(args):
+            self.write("input", tag, name, leaf, tensor)
 
     def _after_forward(self, module: nn.Module, outer: nn.Module, output: Any) -> None:
         if is_wrapper(module) or _in_backward():
@@ -211,6 +214,8 @@ class Tracer:
 
     def _adder(self, tag: str, name: str) -> Any:
         def add(gradient: Tensor) -> None:
+            if self.paused:
+                return
             self.order += 1
             with torch.no_grad():
                 before = self.added.get((tag, name))

@@ -43,7 +43,9 @@ def attention(
         if half and attn_mask is None and _backends.flash_sdp_enabled():
             flash = aten._scaled_dot_product_flash_attention
             return flash(query, key, value, 0.0, is_causal, False, scale=scale)[0]
-        if query.dtype != torch.float64 and _backends.mem_efficient_sdp_enabled():
+        # Under gpusim equal float64 stands for float32, which the kernel takes.
+        narrow = query.dtype != torch.float64 or torch.float32 is torch.float64
+        if narrow and _backends.mem_efficient_sdp_enabled():
             log_sum = any(each.requires_grad for each in (query, key, value))
             efficient = aten._scaled_dot_product_efficient_attention
             return efficient(query, key, value, attn_mask, log_sum, 0.0, is_causal, scale=scale)[0]

@@ -1,0 +1,816 @@
+"""How `gpusim equal` finds relations, matches names and keeps traces, without programs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gpusim.tools.equal.matching import Matching, match, prefixes, stages_of
+from gpusim.tools.equal.relations import (
+    LAYOUTS,
+    Near,
+    Partition,
+    Parts,
+    Relation,
+    Step,
+    contains,
+    factors,
+    follow,
+    partitions,
+    relate,
+    scales_of,
+)
+from gpusim.tools.equal.traces import Claim, Event, Slice, Trace, TraceWriter, read
+from tests.oracles.budget import budget
+
+Array = NDArray[Any]
+
+EXACT = Near(1e-9)
+BLOCKS = {"": 1, "striped": 1, "zig-zag": 2, "2 blocks": 2, "3 blocks": 3}
+"""By how much more than the number of ranks a dimension's size must divide."""
+LARGEST = 20_000
+
+# ---------------------------------------------------------------- an oracle: cutting
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut over one dimension of the mesh."""
+
+    axis: int
+    op: str
+    dim: int = 0
+    layout: str = ""
+    sizes: tuple[int, ...] = ()  # of uneven pieces, in parts of the dimension's size
+
+
+@dataclass(frozen=True)
+class Case:
+    """A whole tensor, and what cuts make of it."""
+
+    mesh: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+    whole: Array
+    parts: Parts
+
+    @property
+    def meshes(self) -> list[Partition]:
+        """The partitions of ranks, when the groups of the mesh's dimensions are known."""
+        ranks = np.arange(int(np.prod(self.mesh))).reshape(self.mesh)
+        groups = [
+            [int(rank) for rank in row]
+            for axis, count in enumerate(self.mesh)
+            for row in np.moveaxis(ranks, axis, -1).reshape(-1, count)
+        ]
+        return partitions(len(self.parts), groups)
+
+
+def pieces(whole: Array, count: int, cut: Cut, draw: np.random.Generator) -> list[Array]:
+    """What one cut makes of a tensor, for each of `count` ranks."""
+    if cut.op == "R":
+        return [whole] * count
+    if cut.op == "P":
+        parts = [draw.standard_normal(whole.shape) for _ in range(count - 1)]
+        return [*parts, whole - np.sum(parts, 0)]
+    size = whole.shape[cut.dim]
+    if cut.sizes:
+        ends = np.cumsum(cut.sizes)
+        return np.split(whole, (ends[:-1] * size // ends[-1]).tolist(), cut.dim)
+    if cut.layout == "striped":
+        return [whole.take(range(rank, size, count), cut.dim) for rank in range(count)]
+    if cut.layout == "zig-zag":
+        own = np.split(whole, 2 * count, cut.dim)
+        return [np.concatenate([own[n], own[-1 - n]], cut.dim) for n in range(count)]
+    blocks = np.split(whole, BLOCKS[cut.layout], cut.dim)
+    split = [np.split(block, count, cut.dim) for block in blocks]
+    return [np.concatenate([own[rank] for own in split], cut.dim) for rank in range(count)]
+
+
+def parts_of(
+    whole: Array, mesh: Sequence[int], cuts: Sequence[Cut], draw: np.random.Generator
+) -> Parts:
+    """The parts of all ranks, in the row-major order of the mesh."""
+    held: dict[tuple[int, ...], Array] = {(): whole}
+    for cut in cuts:
+        count = mesh[cut.axis]
+        held = {
+            (*at, n): piece
+            for at, part in held.items()
+            for n, piece in enumerate(pieces(part, count, cut, draw))
+        }
+    found: Parts = {}
+    for at, part in held.items():
+        place = [0] * len(mesh)
+        for cut, n in zip(cuts, at, strict=True):
+            place[cut.axis] = n
+        found[int(np.ravel_multi_index(place, tuple(mesh)))] = part
+    return dict(sorted(found.items()))
+
+
+def meshes_of(ranks: int) -> list[tuple[int, ...]]:
+    """All shapes of meshes.
+
+    >>> meshes_of(6)
+    [(2, 3), (3, 2), (6,)]
+    """
+    if ranks == 1:
+        return [()]
+    return [
+        (first, *rest)
+        for first in range(2, ranks + 1)
+        if ranks % first == 0
+        for rest in meshes_of(ranks // first)
+    ]
+
+
+@st.composite
+def cases(draw: st.DrawFn, ops: str = "RSP", least: str = "", whole_pieces: bool = True) -> Case:
+    """A random tensor, cut over the dimensions of a random mesh; `least` is among the cuts.
+
+    Without `whole_pieces` some may be empty.
+    """
+    mesh = draw(st.sampled_from(meshes_of(draw(st.sampled_from([2, 3, 4, 6, 8])))))
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    cuts: list[Cut] = []
+    forced = draw(st.sampled_from(range(len(mesh))))
+    for n, axis in enumerate(draw(st.permutations(range(len(mesh))))):
+        op = least if least and n == forced else draw(st.sampled_from(ops))
+        dim = draw(st.integers(0, len(shape) - 1)) if op == "S" else 0
+        layout = draw(st.sampled_from(LAYOUTS)) if op == "S" else ""
+        cuts.append(Cut(axis, op, dim, layout))
+    uneven = all(not cut.layout for cut in cuts) and draw(st.booleans())
+    for n, cut in enumerate(cuts):
+        if cut.op == "S":
+            shape[cut.dim] *= mesh[cut.axis] * BLOCKS[cut.layout]
+            if uneven:
+                low = 1 if whole_pieces else 0
+                sizes = st.lists(
+                    st.integers(low, 3), min_size=mesh[cut.axis], max_size=mesh[cut.axis]
+                )
+                own = tuple(draw(sizes.filter(any)))
+                shape[cut.dim] *= -(-sum(own) // mesh[cut.axis])
+                cuts[n] = Cut(cut.axis, cut.op, cut.dim, "", own)
+    while int(np.prod(shape)) > LARGEST:  # a dimension that is not cut, or the sizes of its pieces
+        largest = int(np.argmax(shape))
+        least_size = int(
+            np.prod(
+                [
+                    (sum(cut.sizes) or 1) * mesh[cut.axis] * BLOCKS[cut.layout]
+                    for cut in cuts
+                    if cut.op == "S" and cut.dim == largest
+                ]
+            )
+        )
+        if shape[largest] == least_size:
+            break
+        shape[largest] = least_size
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    whole = numbers.standard_normal(shape)
+    return Case(mesh, tuple(cuts), whole, parts_of(whole, mesh, cuts, numbers))
+
+
+def changed(case: Case, by: float, data: st.DataObject) -> Parts:
+    """The parts with one element of one rank changed."""
+    rank = data.draw(st.sampled_from([rank for rank, part in case.parts.items() if part.size]))
+    part = case.parts[rank].copy()
+    part.reshape(-1)[data.draw(st.integers(0, part.size - 1))] += by
+    return {**case.parts, rank: part}
+
+
+# ---------------------------------------------------------------- relate
+
+
+@given(cases())
+@settings(max_examples=budget(2000, least=150))
+def test_any_series_of_cuts_is_found(case: Case) -> None:
+    """The relation that is found puts the whole together from the parts."""
+    found = relate(case.parts, case.whole, case.meshes, EXACT)
+    assert found is not None
+    assert found.scale == 1 and not found.permuted
+    assert follow(case.parts, found.steps, case.whole, EXACT) == 1
+    assert found.trivial == (case.whole.size == 1)
+
+
+@given(cases(whole_pieces=False))
+@settings(max_examples=budget(1000, least=100))
+def test_pieces_may_be_empty(case: Case) -> None:
+    """As FSDP2's of weights with fewer rows than ranks."""
+    found = relate(case.parts, case.whole, case.meshes, EXACT)
+    assert found is not None
+    assert follow(case.parts, found.steps, case.whole, EXACT) == 1
+
+
+@given(cases(whole_pieces=False), st.data())
+@settings(max_examples=budget(1000, least=100))
+def test_a_changed_element_is_not_related(case: Case, data: st.DataObject) -> None:
+    parts = changed(case, 1e-3, data)
+    assert relate(parts, case.whole, case.meshes, EXACT, permutes=True) is None
+
+
+@given(cases(), st.data())
+@settings(max_examples=budget(500, least=50))
+def test_a_rounding_is_not_a_change(case: Case, data: st.DataObject) -> None:
+    parts = changed(case, 1e-14, data)
+    assert relate(parts, case.whole, case.meshes, EXACT) is not None
+    assert relate(changed(case, 1e-3, data), case.whole, case.meshes, Near(1e-9, 0, (), 0.01))
+
+
+@given(cases(ops="RS"), st.data())
+@settings(max_examples=budget(1000, least=100))
+def test_scales_are_found_when_they_are_allowed(case: Case, data: st.DataObject) -> None:
+    scales = scales_of(len(case.parts))
+    scale = data.draw(st.sampled_from(scales))
+    parts = {rank: part * scale for rank, part in case.parts.items()}
+    found = relate(parts, case.whole, case.meshes, Near(1e-9, scales=scales), sums=False)
+    assert found is not None and found.scale == scale
+    assert str(found).endswith(f", times {scale:.6g}")
+    assert relate(parts, case.whole, case.meshes, EXACT, sums=False) is None
+    other = Near(1e-9, scales=tuple(each for each in scales if each != scale))
+    assert relate(parts, case.whole, case.meshes, other, sums=False) is None
+
+
+@given(cases(least="P"), st.data())
+@settings(max_examples=budget(500, least=50))
+def test_scales_of_sums(case: Case, data: st.DataObject) -> None:
+    scales = scales_of(len(case.parts))
+    scale = data.draw(st.sampled_from(scales))
+    parts = {rank: part * scale for rank, part in case.parts.items()}
+    found = relate(parts, case.whole, case.meshes, Near(1e-9, scales=scales))
+    assert found is not None and found.sums
+    assert follow(parts, found.steps, case.whole, Near(1e-9, scales=scales)) == found.scale
+
+
+@given(cases(least="P"))
+@settings(max_examples=budget(1000, least=100))
+def test_partial_sums_are_refused_where_they_are_not_allowed(case: Case) -> None:
+    found = relate(case.parts, case.whole, case.meshes, EXACT)
+    assert found is not None and found.sums
+    assert relate(case.parts, case.whole, case.meshes, EXACT, sums=False) is None
+
+
+@given(cases(ops="RS"))
+@settings(max_examples=budget(300, least=30))
+def test_hints_come_first(case: Case) -> None:
+    """A relation that another tensor had is not searched again."""
+    found = relate(case.parts, case.whole, case.meshes, EXACT)
+    assert found is not None
+    assert relate(case.parts, case.whole, (), EXACT, [(), found.steps]) == found
+
+
+@given(
+    st.sampled_from([2, 4]),
+    st.tuples(st.integers(2, 4), st.integers(2, 5), st.integers(2, 4)),
+    st.sampled_from(["R", "S"]),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=budget(500, least=50))
+def test_rows_in_another_order_are_found_when_they_are_allowed(
+    ranks: int, shape: tuple[int, int, int], op: str, seed: int
+) -> None:
+    """Over batch and sequence: tokens that experts hand back in another order."""
+    numbers = np.random.default_rng(seed)
+    whole = numbers.standard_normal((shape[0] * ranks, *shape[1:]))
+    rows = whole.reshape(-1, shape[2])
+    order = numbers.permutation(len(rows))
+    order = np.roll(order, 1) if (order == np.arange(len(rows))).all() else order
+    other = rows[order].reshape(whole.shape)
+    parts = parts_of(other, (ranks,), [Cut(0, op)], numbers)
+    meshes = partitions(ranks)
+    found = relate(parts, whole, meshes, EXACT, permutes=True)
+    assert found is not None
+    strict = relate(parts, whole, meshes, EXACT)
+    if found.permuted:
+        assert strict is None
+        assert found.permuted == 2 and str(found).endswith("rows in another order")
+    else:  # the order moved whole rows of one dimension
+        assert strict == found
+
+
+def test_samples_in_another_order_may_have_a_factor() -> None:
+    whole = np.random.default_rng(0).standard_normal((6, 3, 2))
+    for axis in (0, 1):
+        other = whole.take(np.random.default_rng(1).permutation(whole.shape[axis]), axis) * 2
+        parts = {0: other[:3], 1: other[3:]}
+        near = Near(1e-9, scales=scales_of(2))
+        assert relate(parts, whole, partitions(2), near) is None
+        found = relate(parts, whole, partitions(2), near, permutes=True)
+        assert found is not None and (found.permuted, found.scale) == (1, 2)
+
+
+def test_pieces_are_rows_of_which_none_is_left_over() -> None:
+    """Fused projections of grouped queries: ranks share keys and values."""
+    whole = np.random.default_rng(0).standard_normal((6, 5))  # 4 queries, a key, a value
+    parts = {rank: whole[[rank, 4, 5]] for rank in range(4)}
+    found = relate(parts, whole, partitions(4), EXACT, sums=False)
+    assert found is not None and str(found) == "S(0) in pieces over 4"
+    assert follow(parts, found.steps, whole, EXACT) == 1
+    assert relate({**parts, 3: whole[[2, 4, 5]]}, whole, partitions(4), EXACT, sums=False) is None
+    other = {**parts, 3: whole[[3, 4, 5]] + 1e-3}
+    assert relate(other, whole, partitions(4), EXACT, sums=False) is None
+    columns = {rank: part.T for rank, part in parts.items()}
+    found = relate(columns, whole.T, partitions(4), EXACT, sums=False)
+    assert found is not None and str(found) == "S(1) in pieces over 4"
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 3), (1,), ()])
+def test_equal_elements_are_trivial(shape: tuple[int, ...]) -> None:
+    whole = np.ones(shape)
+    found = relate({0: whole, 1: whole}, whole, partitions(2), EXACT)
+    assert found is not None and found.trivial
+
+
+def test_ranks_without_a_part() -> None:
+    """Of a pipeline's stages, one group of ranks has the tensor."""
+    whole = np.random.default_rng(0).standard_normal((4, 3))
+    for ranks in ((2, 3), (1, 3), (3,)):
+        own = np.split(whole, len(ranks))
+        found = relate(dict(zip(ranks, own, strict=True)), whole, partitions(4), EXACT)
+        assert found is not None
+        assert str(found) == (f"S(0) over {len(ranks)}" if len(ranks) > 1 else "R")
+
+
+def test_a_mesh_that_no_group_names_is_of_prime_factors() -> None:
+    """Of six ranks, (2, 3) is tried by itself, and (3, 2) if the program has its groups."""
+    whole = np.random.default_rng(0).standard_normal((3, 2))
+    for mesh, known in (((2, 3), True), ((3, 2), False)):
+        cuts = [Cut(0, "S", 0 if mesh[0] == 3 else 1), Cut(1, "S", 0 if mesh[1] == 3 else 1)]
+        case = Case(mesh, tuple(cuts), whole, parts_of(whole, mesh, cuts, np.random.default_rng(0)))
+        assert relate(case.parts, whole, case.meshes, EXACT) is not None
+        found = relate(case.parts, whole, partitions(6), EXACT)
+        assert (found is not None) == known
+
+
+SHAPES = [(), (0,), (1,), (0, 3), (3, 0), (2, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error")
+def test_strange_tensors(shape: tuple[int, ...], value: float) -> None:
+    """NaN is NaN's equal, and what has another shape or value is not related."""
+    whole = np.arange(float(np.prod(shape))).reshape(shape)
+    if whole.size:
+        whole.reshape(-1)[-1] = value
+    near = Near(1e-9, scales=scales_of(2))
+    meshes = partitions(2)
+    found = relate({0: whole, 1: whole.copy()}, whole, meshes, near, permutes=True)
+    assert found is not None and found.scale == 1 and found.steps[0].op == "R"
+    assert found.trivial == (whole.size < 2)
+    for dim in range(whole.ndim):
+        parts = dict(enumerate(np.array_split(whole, 2, dim)))
+        cut = relate(parts, whole, meshes, near, permutes=True)
+        assert cut is not None and cut.scale == 1
+    for other in SHAPES:
+        part = np.zeros(other)
+        if part.shape == whole.shape and (not part.size or not whole.any()):
+            continue
+        wrong = {0: part, 1: part}
+        if whole.size == 0 and any(
+            np.concatenate([part, part], dim).shape == shape for dim in range(part.ndim)
+        ):
+            continue
+        assert relate(wrong, whole, meshes, EXACT, permutes=True) is None
+        assert relate({0: whole, 1: part}, whole, meshes, EXACT, sums=False) is None or not (
+            part.size and whole.size
+        )
+        assert not contains(whole, part, EXACT) or (part == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_one_rank_has_a_nan(value: float) -> None:
+    whole = np.random.default_rng(0).standard_normal((4, 3))
+    for ranks in (2, 4):
+        for parts in (np.split(whole, ranks), [whole.copy() for _ in range(ranks)]):
+            parts[-1] = parts[-1].copy()
+            parts[-1][0, 0] = value
+            given = dict(enumerate(parts))
+            near = Near(1e-9, scales=scales_of(ranks))
+            assert relate(given, whole, partitions(ranks), near, permutes=True) is None
+
+
+def test_numbers_of_integers() -> None:
+    whole = np.arange(24).reshape(6, 4)
+    found = relate({0: whole[:, :2], 1: whole[:, 2:]}, whole, partitions(2), EXACT)
+    assert str(found) == "S(1) over 2"
+
+
+def test_the_text_of_a_relation() -> None:
+    pairs = (0, 1), (2, 3)
+    steps = Step("S", pairs, 1, "zig-zag"), Step("P", ((0, 2),))
+    assert str(Relation(steps, 0.5)) == "S(1, zig-zag) over 2, P over 2, times 0.5"
+    assert str(Relation((Step("R", ((3,),)),))) == "the whole"
+    assert str(Relation((Step("pieces", ((0, 1),), 0),), permuted=1)) == (
+        "S(0) in pieces over 2, rows in another order"
+    )
+
+
+# ---------------------------------------------------------------- meshes, factors, blocks
+
+
+@given(st.integers(1, 24))
+def test_partitions_have_each_rank_once(ranks: int) -> None:
+    found = partitions(ranks)
+    assert found[0] == (tuple(range(ranks)),)
+    assert len(set(found)) == len(found)
+    for mesh in found:
+        assert sorted(itertools.chain(*mesh)) == list(range(ranks))
+        assert len({len(group) for group in mesh}) == 1
+        assert len(mesh[0]) > 1 or ranks == 1
+    contiguous = {tuple(zip(*[iter(range(ranks))] * n, strict=True)) for n in factors(ranks)[-1:]}
+    assert contiguous <= set(found)
+
+
+def test_known_groups_come_first() -> None:
+    pairs = ((0, 1), (2, 3), (4, 5))
+    assert partitions(6, pairs)[0] == pairs
+    triples = ((0, 2, 4), (1, 3, 5))
+    assert partitions(6, [*pairs, *triples])[:2] == [pairs, triples]
+    assert partitions(6, [(0, 5), (1, 4), (2, 3), *pairs])[:2] == [((0, 5), (1, 4), (2, 3)), pairs]
+    # Groups that do not hold all ranks, or hold one, say nothing of a mesh.
+    assert partitions(4, [(0, 1), (3,)]) == partitions(4)
+    assert partitions(4, [(0,), (1,), (2,), (3,)]) == partitions(4)
+    assert partitions(1) == [((0,),)]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=3))
+def test_scales_have_their_inverses(counts: list[int]) -> None:
+    found = scales_of(*counts)
+    assert found == tuple(sorted(set(found))) and 1 not in found
+    assert all(any(abs(other * scale - 1) < 1e-12 for other in found) for scale in found)
+    for count in counts:
+        for part in range(2, count + 1):
+            if count % part == 0:
+                assert part in found and 1 / part in found
+
+
+def test_scales_of_two_counts() -> None:
+    assert scales_of(1) == ()
+    assert scales_of(3) == pytest.approx((1 / 9, 1 / 3, 3, 9))
+    assert scales_of(2, 3) == pytest.approx((1 / 6, 1 / 3, 1 / 2, 2 / 3, 1.5, 2, 3, 6))
+
+
+@given(st.data(), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), max_size=3))
+@settings(max_examples=budget(500, least=50))
+def test_contains_blocks(data: st.DataObject, dims: list[tuple[int, int]]) -> None:
+    """Each block of a grid, and no block that has another element."""
+    sizes = tuple(size for size, _ in dims)
+    whole = np.random.default_rng(0).standard_normal([size * count for size, count in dims])
+    at = [data.draw(st.integers(0, count - 1)) for _, count in dims]
+    block = whole[tuple(slice(n * size, (n + 1) * size) for n, size in zip(at, sizes, strict=True))]
+    assert contains(whole, block, EXACT)
+    assert not contains(whole, block + 1e-3, EXACT)
+    assert contains(whole, block * 2, EXACT) is contains(whole, block + block, EXACT) is False
+    assert contains(whole, block * 2, Near(1e-9, scales=(2.0,)))
+
+
+def test_contains_no_part_of_another_shape() -> None:
+    whole = np.arange(6.0)
+    assert not contains(whole, np.arange(4.0), EXACT)  # does not divide
+    assert not contains(whole, np.arange(6.0).reshape(2, 3), EXACT)
+    assert not contains(whole, np.arange(12.0), EXACT)
+    assert not contains(whole, np.zeros(0), EXACT)
+    assert not contains(whole, np.array([1.0, 2.0]), EXACT)  # between two blocks
+
+
+# ---------------------------------------------------------------- traces
+
+
+def write_trace(
+    folder: Path,
+    ranks: Sequence[Sequence[tuple[Array, dict[str, Any]]]],
+    limit: int = 1 << 20,
+    ends: Sequence[dict[str, Any]] | None = None,
+) -> Trace:
+    """A trace with these events of each rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, events in enumerate(ranks):
+        writer = TraceWriter(folder, rank, len(ranks), limit)
+        for order, (array, about) in enumerate(events, 1):
+            writer.write(array, **{**ABOUT, "order": order, **about})
+        writer.end(**{"steps": 1, **(ends[rank] if ends else {})})
+    return read(folder)
+
+
+ABOUT: dict[str, Any] = {
+    "kind": "output",
+    "root": "Model",
+    "name": "a",
+    "leaf": "",
+    "step": 0,
+    "count": 0,
+}
+VALUES: dict[str, Array] = {
+    "float64": np.random.default_rng(0).standard_normal((3, 5)),
+    "float32": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32),
+    "int64": np.array([[1, -(2**62)], [3, 4]]),
+    "int32": np.array([1, -2], np.int32),
+    "bool": np.array([True, False, True]),
+    "uint8": np.array([0, 255], np.uint8),
+    "0-d": np.array(2.5),
+    "0-d bool": np.array(True),
+    "empty": np.zeros((0, 3)),
+    "transposed": np.random.default_rng(0).standard_normal((3, 5)).T,
+    "every second": np.arange(10.0)[::2],
+    "backwards": np.arange(4.0)[::-1],
+    "nan": np.array([np.nan, np.inf, -np.inf, -0.0]),
+}
+
+
+@pytest.mark.parametrize("names", [[name] for name in VALUES] + [list(VALUES), ["bool", *VALUES]])
+def test_a_trace_is_read_as_it_was_written(names: list[str], tmp_path: Path) -> None:
+    """Floats become float64 and others int64; also where odd bytes come before."""
+    trace = write_trace(tmp_path, [[(VALUES[name], {"name": name}) for name in names]])
+    events = trace.by_rank[0].events
+    assert [event.name for event in events] == names
+    for event in events:
+        value = VALUES[event.name]
+        assert event.array.dtype == (np.float64 if value.dtype.kind == "f" else np.int64)
+        assert event.array.shape == event.shape == value.shape
+        np.testing.assert_array_equal(event.array, value)
+        assert event.dtype == value.dtype.name
+
+
+def test_what_is_known_of_an_event(tmp_path: Path) -> None:
+    about = {
+        "claim": [["S0", "R"], [[0, 1]], [4, 2]],
+        "slice": [3, [4, 2]],
+        "bits": "00ff",
+        "added": 7,
+        "evaluated": True,
+        "leaf": ".x",
+        "step": 2,
+        "count": 3,
+        "order": 9,
+    }
+    (event,) = write_trace(tmp_path, [[(np.ones(2), about)]]).by_rank[0].events
+    assert event.claim == Claim(("S0", "R"), [[0, 1]], (4, 2))
+    assert event.slice == Slice(3, (4, 2))
+    known = (event.kind, event.root, event.name, event.leaf, event.step, event.count, event.order)
+    assert known == ("output", "Model", "a", ".x", 2, 3, 9)
+    assert (event.bits, event.added, event.evaluated) == ("00ff", 7, True)
+    (plain,) = write_trace(tmp_path, [[(np.ones(2), {})]]).by_rank[0].events
+    assert (plain.claim, plain.slice, plain.bits, plain.added, plain.evaluated) == (
+        None,
+        None,
+        "",
+        0,
+        False,
+    )
+
+
+def test_the_same_elements_are_written_once(tmp_path: Path) -> None:
+    value = np.arange(100.0)
+    trace = write_trace(tmp_path, [[(value, {}), (value.copy(), {"count": 1}), (-value, {})]])
+    assert (tmp_path / "rank-0.bin").stat().st_size == 1600
+    first, again, other = trace.by_rank[0].events
+    np.testing.assert_array_equal(first.array, again.array)
+    np.testing.assert_array_equal(other.array, -value)
+
+
+def test_what_is_beyond_the_limit_is_left_out(tmp_path: Path) -> None:
+    events = [(np.arange(4.0) + n, {"name": str(n)}) for n in range(4)]
+    trace = write_trace(tmp_path, [[*events, (np.array(1.5), {"name": "small"})]], limit=72)
+    assert [event.name for event in trace.by_rank[0].events] == ["0", "1", "small"]
+    assert trace.by_rank[0].end["left_out"] == 2
+    assert list(trace.ends("left_out")) == [2]
+
+
+def test_all_ranks_have_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected the trace of each rank"):
+        read(tmp_path)
+    trace = write_trace(tmp_path, [[(np.ones(1), {})]] * 11)
+    assert [rank.rank for rank in trace.by_rank] == list(range(11))
+    assert trace.ranks == 11
+    (tmp_path / "rank-3.jsonl").unlink()
+    with pytest.raises(ValueError, match="expected the trace of each rank"):
+        read(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    write_trace(tmp_path, [[]])
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="format"):
+        read(tmp_path)
+
+
+def test_a_rank_that_did_not_end_well(tmp_path: Path) -> None:
+    """Its events are read, and its end is not known."""
+    write_trace(tmp_path, [[(np.ones(2), {})], [(np.ones(2), {})]])
+    path = tmp_path / "rank-1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    trace = read(tmp_path)
+    assert list(trace.ends("steps")) == [1, None]
+    assert len(trace.by_rank[1].events) == 1
+
+
+@pytest.mark.parametrize("kept", [0, 10])
+def test_a_rank_that_was_killed(kept: int, tmp_path: Path) -> None:
+    """What it had not written is missing: nothing at all, or a half of a line."""
+    write_trace(tmp_path, [[(np.ones(2), {})], [(np.ones(2), {})]])
+    path = tmp_path / "rank-1.jsonl"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError):
+        read(tmp_path)
+
+
+# ---------------------------------------------------------------- names
+
+Weights = dict[str, Array]
+
+
+def weights(seed: int = 0, **shapes: tuple[int, ...]) -> Weights:
+    """Random weights by their names, in which two underscores stand for a dot."""
+    numbers = np.random.default_rng(seed)
+    return {name.replace("__", "."): numbers.standard_normal(own) for name, own in shapes.items()}
+
+
+def trace_of(
+    folder: Path,
+    ranks: Sequence[Weights | dict[str, Weights]],
+    ends: Sequence[dict[str, Any]] | None = None,
+) -> Trace:
+    """A trace with the weights of each rank, by the tags of models if there are several."""
+    events = []
+    for own in ranks:
+        models = own if all(isinstance(each, dict) for each in own.values()) else {"Model": own}
+        events.append(
+            [
+                (array, {"kind": "weight", "root": tag, "name": name})
+                for tag, model in models.items()
+                for name, array in model.items()  # type: ignore[union-attr]
+            ]
+        )
+    return write_trace(folder, events, ends=ends)
+
+
+def keys(found: Matching, trace: Trace) -> list[list[tuple[str, str]]]:
+    """Of each rank: what its events' tags and names are in the reference."""
+    return [[found.key(event) for event in rank.events] for rank in trace.by_rank]
+
+
+LAYERS = weights(layers__0__w=(3, 4), layers__1__w=(3, 4), layers__2__w=(3, 4), head__w=(2, 3))
+
+
+def layer(numbers: Sequence[int], head: bool = False) -> Weights:
+    """A stage with these layers of the model, numbered from 0."""
+    own = {f"layers.{n}.w": LAYERS[f"layers.{number}.w"] for n, number in enumerate(numbers)}
+    return {**own, "head.w": LAYERS["head.w"]} if head else own
+
+
+def test_prefixes_of_numbers() -> None:
+    assert prefixes(["a.0.b.1.w", "a.0.b.2.w", "a.3.w", "w", "b.w2"]) == {
+        "a": {0, 3},
+        "a.0.b": {1, 2},
+    }
+    assert prefixes(["0.w", "1.w"]) == {"": {0, 1}}
+
+
+def test_the_same_names_stay(tmp_path: Path) -> None:
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    candidate = trace_of(tmp_path / "two", [LAYERS, LAYERS])
+    found = match(reference, candidate)
+    assert found == Matching()
+    assert keys(found, candidate) == [[("Model", name) for name in LAYERS]] * 2
+
+
+def test_names_of_a_pipelines_stages_stay(tmp_path: Path) -> None:
+    """Ranks that have all numbers together number as the model does."""
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    stages = [{"layers.0.w": LAYERS["layers.0.w"]}, dict(list(LAYERS.items())[1:])]
+    candidate = trace_of(tmp_path / "two", stages)
+    found = match(reference, candidate)
+    assert not found.numbers and not found.said
+
+
+@pytest.mark.parametrize("order", [[(0,), (1, 2)], [(1, 2), (0,)], [(2, 0), (1,)]])
+def test_layers_are_numbered_by_their_elements(
+    order: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    candidate = trace_of(tmp_path / "two", [layer(own) for own in order])
+    found = match(reference, candidate)
+    assert keys(found, candidate) == [
+        [("Model", f"layers.{number}.w") for number in own] for own in order
+    ]
+    assert len(found.said) == 1 and found.said[0].startswith("layers numbers from 0 on each rank:")
+
+
+def test_layers_are_numbered_by_shards(tmp_path: Path) -> None:
+    """Tensor parallelism within a stage: a part of the weight is enough."""
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    stages = [layer((0,)), layer((0,)), layer((1, 2), True), layer((1, 2), True)]
+    cut = [
+        {name: np.split(array, 2, 1)[n % 2] if array.shape[1] == 4 else array}
+        for n, stage in enumerate(stages)
+        for name, array in [("", np.zeros((1, 4)))][:0]
+    ]
+    assert not cut
+    shards = [
+        {name: array[:, 2 * (n % 2) :][:, :2] for name, array in stage.items() if "layers" in name}
+        for n, stage in enumerate(stages)
+    ]
+    candidate = trace_of(tmp_path / "four", shards)
+    found = match(reference, candidate)
+    assert keys(found, candidate) == [
+        [("Model", f"layers.{number}.w") for number in own] for own in ((0,), (0,), (1, 2), (1, 2))
+    ]
+
+
+def test_experts_in_layers_are_numbered(tmp_path: Path) -> None:
+    """Numbers behind numbers: each rank has other experts of both layers."""
+    shapes = {f"layers__{n}__experts__{k}__w": (2, 3) for n in range(2) for k in range(4)}
+    whole = weights(**shapes)
+    reference = trace_of(tmp_path / "one", [whole])
+    held = [
+        {
+            f"layers.{n}.experts.{k}.w": whole[f"layers.{n}.experts.{k + 2 * rank}.w"]
+            for n in range(2)
+            for k in range(2)
+        }
+        for rank in range(2)
+    ]
+    candidate = trace_of(tmp_path / "two", held)
+    found = match(reference, candidate)
+    assert keys(found, candidate) == [
+        [
+            ("Model", f"layers.{n}.experts.{k + 2 * rank}.w")
+            for n in range(2)
+            for k in range(2)
+        ]
+        for rank in range(2)
+    ]
+
+
+def messages(*own: tuple[str, int]) -> dict[str, Any]:
+    return {"messages": [list(each) for each in own]}
+
+
+def test_layers_are_numbered_by_the_order_of_stages(tmp_path: Path) -> None:
+    """Weights that are drawn otherwise: activations pass from rank 2 to 0 to 1."""
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    other = [{f"layers.0.w": np.full((3, 4), 7.0 + n)} for n in range(3)]
+    ends = [
+        messages(("recv", 2), ("send", 1)),
+        messages(("recv", 0), ("send", 0)),
+        messages(("send", 0), ("recv", 0)),
+    ]
+    candidate = trace_of(tmp_path / "three", other, ends)
+    assert stages_of(candidate) == [[2, 0, 1]]
+    found = match(reference, candidate)
+    assert keys(found, candidate) == [
+        [("Model", "layers.1.w")],
+        [("Model", "layers.2.w")],
+        [("Model", "layers.0.w")],
+    ]
+
+
+def test_two_pipelines_beside_each_other(tmp_path: Path) -> None:
+    ends = [
+        messages(("send", 2), ("recv", 2)),
+        messages(("send", 3), ("recv", 3)),
+        messages(("recv", 0), ("send", 0)),
+        messages(("recv", 1), ("send", 1)),
+    ]
+    candidate = trace_of(tmp_path, [{"layers.0.w": np.full((3, 4), 7.0)}] * 4, ends)
+    assert stages_of(candidate) == [[0, 2], [1, 3]]
+
+
+def test_layers_that_are_nowhere_keep_their_numbers(tmp_path: Path) -> None:
+    """Neither elements nor messages say which they are."""
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    other = [{"layers.0.w": np.full((3, 4), 7.0 + n)} for n in range(2)]
+    candidate = trace_of(tmp_path / "two", other)
+    assert match(reference, candidate) == Matching()
+
+
+def test_outermost_modules_of_other_names(tmp_path: Path) -> None:
+    """A stage is a part of the reference's model; a second chunk is of the first one's class."""
+    reference = trace_of(tmp_path / "one", [LAYERS])
+    candidate = trace_of(
+        tmp_path / "two",
+        [{"Stage": layer((0,)), "Stage#2": layer((1,))}, {"Model": LAYERS, "Model#2": LAYERS}],
+    )
+    found = match(reference, candidate)
+    assert found.roots == {(0, "Stage"): "Model", (0, "Stage#2"): "Model", (1, "Model#2"): "Model"}
+
+
+def test_a_rank_has_weights_of_its_own_folder(tmp_path: Path) -> None:
+    """An event knows its rank, by which names are found."""
+    trace = trace_of(tmp_path, [LAYERS, layer((0,))])
+    events: list[Event] = [rank.events[0] for rank in trace.by_rank]
+    assert [event.rank.rank for event in events] == [0, 1]
+    assert all(json.dumps(event.shape) == "[3, 4]" for event in events)
+
+
+def _unused(_: Callable[..., Any]) -> None: ...
