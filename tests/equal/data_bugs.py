@@ -419,7 +419,10 @@ BUGS: tuple[Bug, ...] = (
         options="--version 1",
         source="common",
         says="MixedPrecision reduces gradients in bfloat16, where the weights' dtype was meant.",
-        at=("_fsdp_wrapped_module._flat_param",),
+        at=(
+            "head.weight",
+            "head.bias",
+        ),
     ),
     Bug(
         program="batch_norm.py",

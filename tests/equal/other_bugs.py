@@ -34,7 +34,7 @@ BUGS: tuple[Bug, ...] = (
         options="",
         source="common",
         says="The losses of the microbatches are added and not averaged.",
-        at=("head", "norm"),
+        at=("loss", "head", "norm"),
     ),
     Bug(
         program="pipeline_hand.py",
@@ -160,7 +160,7 @@ BUGS: tuple[Bug, ...] = (
         options="",
         source="common",
         says="The loss is a mean of ranks' means, though ranks have different counts of tokens.",
-        at=("head", "norm"),
+        at=("loss", "head", "norm"),
     ),
     Bug(
         program="context_parallel.py",

@@ -167,6 +167,8 @@ class Judge:
         #: Of each step: the factor of the first gradients.
         self.factor: dict[int, float] = {}
         self.sizes: dict[Any, float] = {}
+        #: Of each draw, by which module it was made for: the digests of each rank.
+        self.bits: dict[Any, dict[int, str]] = {}
 
     @staticmethod
     def _losses(trace: Trace) -> list[list[Event]]:
@@ -274,8 +276,14 @@ class Judge:
 
     def _check_bits(self, item: Item) -> None:
         """Replicas draw the same random bits, shards others."""
-        if item.kind != "bits" or len(item.bits) < 2:
+        if item.kind != "bits":
             return
+        key = item.root, item.name, item.step, item.count
+        first = self.bits.setdefault(key, item.bits)
+        for rank, bits in item.bits.items():
+            if first.get(rank, bits) != bits:
+                item.problem = f"bits again {rank} {rank}"
+                return
         parts = item.parts()
         ranks = sorted(item.bits)
         for n, rank in enumerate(ranks):
@@ -369,9 +377,10 @@ class Judge:
         unknown = [rank for rank, part in parts.items() if not has_rows(whole, part, item.near)]
         if unknown:
             self.found.failure = (
-                f"the programs read different data: the {item.label} on ranks {unknown} has samples "
-                "that the reference lacks. The candidate's ranks read data of their own, as by a seed of the "
-                "rank: let the reference read the same global batch (DataLoaders are followed)"
+                f"the programs read different data: the {item.label} on ranks {unknown} has "
+                "samples that the reference lacks. The candidate's ranks read data of their own, "
+                "as by a seed of the rank: let the reference read the same global batch "
+                "(DataLoaders are followed)"
             )
 
     def _first(self) -> Item | None:
@@ -390,7 +399,9 @@ class Judge:
                 outputs[key] = outputs.get(key, True) and item.related
         last = max(item.order for item in essential if item.step == essential[0].step)
         for item in self.found.compared:
-            if item.related and not self._is_mixed(item):
+            if item.related:
+                if self._is_mixed(item) or self._is_odd(item):
+                    return item
                 continue
             if item.kind == "local gradient":
                 continue
@@ -417,6 +428,23 @@ class Judge:
         if whole is None or whole.ndim < 3 or item.calls > 1 or item.together is not None:
             return False
         item.problem = "order"
+        return True
+
+    @staticmethod
+    def _is_odd(item: Item) -> bool:
+        """Whether a number, as a loss, has a factor that no mean over its ranks explains.
+
+        It is a place where a difference may begin, and none by itself.
+        """
+        relation = item.relation
+        if item.kind not in ("output", "loss") or relation is None or item.calls > 1:
+            return False
+        if relation.scale == 1 or item.together is not None or relation.permuted:
+            return False
+        summed = [len(step.groups[0]) for step in relation.steps if step.op == "P"]
+        if relation.scale in (np.prod(summed), 1):
+            return False
+        item.problem = f"scale {relation.scale}"
         return True
 
     @staticmethod

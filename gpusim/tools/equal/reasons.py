@@ -70,6 +70,10 @@ def _reason(
     kind, _, rest = item.problem.partition(" ")
     if kind == "bits":
         how, one, other = rest.split(" ")
+        if how == "again":
+            return "other random bits", (
+                f"rank {one} draws other random bits as it computes the module again in backward"
+            )
         if how == "differ":
             return "other random bits", (
                 f"ranks {one} and {other} hold the same tensor and draw other random bits for it"
@@ -86,6 +90,8 @@ def _reason(
             "another order",
             "it has the reference's rows, over batch and sequence, in another order",
         )
+    if kind == "scale" and item.kind != "gradient":
+        return _scaled(float(rest), found, "than the reference's, or its mean over the ranks")
     if kind == "scale":
         return _scaled(float(rest), found, "than the gradients that came before it in backward")
     if item.kind == "weight" and item.step == 0:

@@ -195,6 +195,7 @@ def put_together(parts: Parts, step: Step) -> Parts | None:
     A group may lack ranks: those that hold no part.
     """
     found: Parts = {}
+    left = set(parts)
     for group in step.groups:
         own = [parts[rank] for rank in group if rank in parts]
         if not own:
@@ -204,7 +205,8 @@ def put_together(parts: Parts, step: Step) -> Parts | None:
         if joined is None:
             return None
         found[at] = joined
-    return found
+        left -= set(group)
+    return None if left else found  # a part that no group has must not be lost
 
 
 def joined_by(own: Sequence[Array], step: Step) -> Array | None:
