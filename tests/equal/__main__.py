@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,23 @@ __all__ = ["PROGRAMS", "ROOT", "judge", "said"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+FRAMEWORKS = ROOT / "tests" / "frameworks" / "programs"
 RESULTS = ROOT / "bench" / "results" / "equal.json"
 
 
-def said(program: str, ranks: int, *more: str) -> dict[str, Any]:
-    """What `gpusim equal` says of a program with its arguments, as JSON; and how long it took."""
-    script, *arguments = shlex.split(program)
+def said(program: str, ranks: int, *more: str, reference: str = "") -> dict[str, Any]:
+    """What `gpusim equal` says of a program with its arguments, as JSON; and how long it took.
+
+    `reference` is another program than `program` on one rank.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "found.json"
         command = [sys.executable, "-m", "gpusim", "equal", "-q", "--ranks", str(ranks)]
-        command += ["--json", str(file), *more, str(PROGRAMS / script), *arguments]
+        command += ["--json", str(file), *more]
+        if reference:
+            command += ["--reference", located(reference), "--candidate", located(program)]
+        else:
+            command += shlex.split(located(program))
         begin = time.monotonic()
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=scratch, env=environment()
@@ -44,9 +52,17 @@ def said(program: str, ranks: int, *more: str) -> dict[str, Any]:
     return found
 
 
+def located(program: str) -> str:
+    """A program with its path: here, or among those of frameworks."""
+    script, *arguments = shlex.split(program)
+    folder = next(each for each in (PROGRAMS, FRAMEWORKS) if (each / script).exists())
+    return shlex.join([str(folder / script), *arguments])
+
+
 def environment() -> dict[str, str]:
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **own, "CUDA_VISIBLE_DEVICES": ""}
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    own |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    return {**os.environ, **own}
 
 
 def judge(bug: Bug, found: dict[str, Any]) -> str:
@@ -66,6 +82,20 @@ def fits(name: str, place: str) -> bool:
     return name == (place or "loss") or (owner == place and last in ("weight", "bias"))
 
 
+@dataclass(frozen=True)
+class Case:
+    """A program on some ranks, with a bug or without."""
+
+    program: str
+    ranks: int
+    bug: Bug | None = None
+    reference: str = ""
+    options: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        return said(self.program, self.ranks, *self.options, reference=self.reference)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose text contains this")
@@ -74,25 +104,23 @@ def main() -> int:
     parser.add_argument("--kind", choices=("bugs", "correct", "libraries"), action="append")
     options = parser.parse_args()
     kinds = options.kind or ["bugs", "correct"]
-    cases: list[tuple[Any, str, int, tuple[str, ...]]] = []
+    cases: list[Case] = []
     if "bugs" in kinds:
-        cases += [(bug, bug.command, bug.ranks, ()) for bug in BUGS]
+        cases += [Case(bug.command, bug.ranks, bug) for bug in BUGS]
     if "correct" in kinds:
-        cases += [(None, program, ranks, ()) for program, ranks in CORRECT]
+        cases += [Case(program, ranks) for program, ranks in CORRECT]
     if "libraries" in kinds:
-        cases += [(None, program, ranks, more) for program, ranks, more in LIBRARIES]
-    cases = [case for case in cases if options.only in f"{case[1]} {case[2]}"]
+        cases += [Case(own, ranks, None, first, more) for first, own, ranks, more in LIBRARIES]
+    cases = [case for case in cases if options.only in f"{case.program} {case.ranks}"]
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for case, found in zip(
-            cases, pool.map(lambda case: said(case[1], case[2], *case[3]), cases), strict=True
-        ):
+        for case, found in zip(cases, pool.map(Case.said, cases), strict=True):
             row = row_of(case, found)
             rows.append(row)
             print(
                 f"{row['verdict']:10} {row['seconds']:5.1f} s  {row['program']} on {row['ranks']}"
                 f"  {row['what']} {row['name']} [{row['reason']}]"
-                + (f"  expected {list(case[0].at)}" if row["verdict"] == "elsewhere" else ""),
+                + (f"  expected {list(case.bug.at)}" if row["verdict"] == "elsewhere" else ""),
                 flush=True,
             )
             if row["verdict"] in ("failed", "ALARM"):
@@ -103,16 +131,16 @@ def main() -> int:
     return int(any(row["verdict"] in ("failed", "ALARM", "not found") for row in rows))
 
 
-def row_of(case: tuple[Any, ...], found: dict[str, Any]) -> dict[str, Any]:
-    bug, program, ranks = case[:3]
+def row_of(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    bug = case.bug
     first = found.get("first") or {}
     if bug is None:
         verdict = {0: "equal", 1: "ALARM"}.get(found["code"] if "equal" in found else 2, "failed")
     else:
         verdict = judge(bug, found)
     return {
-        "program": program,
-        "ranks": ranks,
+        "program": case.program,
+        "ranks": case.ranks,
         "bug": bug is not None,
         "verdict": verdict,
         "tensors": found.get("tensors", 0),

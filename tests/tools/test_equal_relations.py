@@ -213,7 +213,7 @@ def test_a_rounding_is_not_a_change(case: Case, data: st.DataObject) -> None:
 
 
 @given(cases(ops="RS"), st.data())
-@settings(max_examples=budget(1000, least=100))
+@settings(max_examples=budget(400, least=50))
 def test_scales_are_found_when_they_are_allowed(case: Case, data: st.DataObject) -> None:
     scales = scales_of(len(case.parts))
     scale = data.draw(st.sampled_from(scales))
