@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "equal",
     "jax",
     "poptorch",
     "poptorch_experimental_addons",

@@ -34,6 +34,7 @@ __all__ = [
     "add_json",
     "add_page",
     "add_picture",
+    "add_preload",
     "add_program",
     "add_record",
     "add_records",
@@ -285,6 +286,19 @@ def add_seed(
         default=default,
         metavar="S",
         help=f"the base seed; it seeds {what} (default: %(default)s)",
+    )
+
+
+def add_preload(parser: Any) -> None:
+    """Add --preload."""
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module once, before the ranks' processes are forked, which then share it; "
+        "without it each rank imports it for itself, as torchrun's do. All ranks have what it "
+        "computes as it is imported. May be repeated",
     )
 
 

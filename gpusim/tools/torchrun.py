@@ -197,15 +197,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="run all ranks as threads of this process, which share the modules that the script "
         "imports: the default elsewhere",
     )
-    parser.add_argument(
-        "--preload",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a module once, before the ranks' processes are forked, which then share it; "
-        "without it each rank imports it for itself, as torchrun's do. All ranks have what it "
-        "computes as it is imported. May be repeated",
-    )
+    shared_options.add_preload(parser)
     shared_options.add_seed(
         parser,
         "the generators that the script does not seed; ranks' differ. 'random' draws one, and "

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # From the top: a module imports modules of its own package, and of lines below.
 LAYERS = """
-    __main__ study
+    __main__ equal study
     tools
     standins
     aliases

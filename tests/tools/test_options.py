@@ -27,8 +27,16 @@ from tests.oracles.machine_time import PATIENCE
 
 DIFFERENT: dict[str, dict[str, str]] = {
     "--device": {"torchrun": "a GPU may play too, for ranks that are threads"},
-    "--dtype": {"twin check": "only these, repeatable", "twin infer": "one, of raw bytes"},
-    "--json": {"study": "may have a FILE", "study train": "may have a FILE"},
+    "--dtype": {
+        "equal": "how wide floats are",
+        "twin check": "only these, repeatable",
+        "twin infer": "one, of raw bytes",
+    },
+    "--json": {
+        "equal": "may have a FILE",
+        "study": "may have a FILE",
+        "study train": "may have a FILE",
+    },
     "--ranks": {
         "study": "parsed with the input",
         "twin check": "from 2 on, a list",
@@ -149,7 +157,7 @@ def test_every_command_with_participants_takes_both_names() -> None:
     found = uses()
     assert found["--ranks"].keys() == found["--replicas"].keys()
     assert found["--ranks"].keys() == {
-        "demo", "invariant", "jaxrun", "study", "study train", "torchrun", "twin check"
+        "demo", "equal", "invariant", "jaxrun", "study", "study train", "torchrun", "twin check"
     }  # fmt: skip
 
 
@@ -161,6 +169,7 @@ def test_old_names_are_names_of_the_same_option() -> None:
         ("study train", "--plot", "--picture"),
         ("study train", "--report", "--page"),
         ("compare", "--html", "--page"),
+        ("equal", "--html", "--page"),
         ("schedule", "--out", "--picture"),
         ("invariant", "--keep", "--record"),
         ("jaxrun", "--devices", "--ranks"),
@@ -202,6 +211,7 @@ REST = {
     "run": ["x.py"],
     "torchrun": ["x.py"],
     "jaxrun": ["x.py"],
+    "equal": ["--ranks", "2", "x.py"],
     "invariant": ["x.py"],
     "compare": ["a", "b"],
     "twin infer": ["sums.npz"],

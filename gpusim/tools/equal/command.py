@@ -66,15 +66,9 @@ def add(commands: Any) -> None:
     shared.add_device(parser, "cpu")
     shared.add_reduction(parser)
     shared.add_seed(parser, "the generators that the script does not seed")
+    shared.add_preload(parser)
     parser.add_argument(
-        "--preload",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a module once for all ranks; may be repeated",
-    )
-    parser.add_argument(
-        "--limit",
+        "--trace-limit",
         type=shared.byte_count,
         default="4GiB",
         metavar="SIZE",
@@ -82,7 +76,7 @@ def add(commands: Any) -> None:
         "%(default)s)",
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the traces in a folder, made if missing"
+        "--traces", type=Path, metavar="DIR", help="keep the traces in a folder, made if missing"
     )
     shared.add_json(parser, file=True)
     shared.add_page(parser, "--html")
@@ -103,15 +97,17 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("gpusim equal runs ranks as processes, which need Linux")
     reference, candidate = programs(options)
     shared.check_outputs(options)
-    if options.keep is not None:
-        shared.check_folder("--keep", options.keep)
+    if options.traces is not None:
+        shared.check_folder("--traces", options.traces)
     require("gpusim equal needs", "torch")
     from gpusim.tools.equal import report
     from gpusim.tools.equal.running import run_both
 
     dtype = {"auto": "float64", "float64": "wide", "keep": ""}[options.dtype]
-    settings = Settings("", options.steps, dtype, options.limit)
-    found = run_both(reference, candidate, settings, lambda text: note(options, text), options.keep)
+    settings = Settings("", options.steps, dtype, options.trace_limit)
+    found = run_both(
+        reference, candidate, settings, lambda text: note(options, text), options.traces
+    )
     if options.json == STDOUT:
         print(json.dumps(report.record(found), indent=1))
     else:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad
 
-if TYPE_CHECKING:
-    from .tracing import Tracer
+from .settings import Settings
 
-__all__ = ["patched"]
+__all__ = ["Watcher", "patched", "trials_are_paused"]
 
 DROPOUTS = (
     "dropout",
@@ -38,8 +37,21 @@ ALIASES = {
 """Names of dtypes that mean float64, by `Settings.dtype`."""
 
 
+class Watcher(Protocol):
+    """What a tracer does when a function is called."""
+
+    settings: Settings
+    paused: bool
+
+    def on_loss(self, loss: Tensor) -> None: ...
+    def on_clip(self, parameters: Sequence[Tensor]) -> None: ...
+    def on_norm(self, norm: Any) -> None: ...
+    def on_bits(self, tensor: Tensor, digest: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
 @contextmanager
-def patched(tracer: Tracer) -> Iterator[None]:
+def patched(tracer: Watcher) -> Iterator[None]:
     """A block in which the functions are replaced."""
     with ExitStack() as stack:
         _losses(tracer, stack)
@@ -56,7 +68,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _losses(tracer: Tracer, stack: ExitStack) -> None:
+def _losses(tracer: Watcher, stack: ExitStack) -> None:
     method, function = Tensor.backward, torch.autograd.backward
     inside = [False]
 
@@ -82,7 +94,7 @@ def _losses(tracer: Tracer, stack: ExitStack) -> None:
     _replace(stack, torch.autograd, "backward", backward_all)
 
 
-def _norms(tracer: Tracer, stack: ExitStack) -> None:
+def _norms(tracer: Watcher, stack: ExitStack) -> None:
     real = clip_grad.clip_grad_norm_
 
     @functools.wraps(real)
@@ -121,7 +133,7 @@ def _norms(tracer: Tracer, stack: ExitStack) -> None:
     _replace(stack, Fsdp, "clip_grad_norm_", clip_method)
 
 
-def _dropouts(tracer: Tracer, stack: ExitStack) -> None:
+def _dropouts(tracer: Watcher, stack: ExitStack) -> None:
     """Let dropout keep all elements; what it draws is digested, and drawn as ever."""
     for name in DROPOUTS:
         _replace(stack, functional, name, _kept(tracer, getattr(functional, name)))
@@ -144,7 +156,7 @@ def _dropouts(tracer: Tracer, stack: ExitStack) -> None:
     _replace(stack, functional, "scaled_dot_product_attention", without_dropout)
 
 
-def _kept(tracer: Tracer, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _kept(tracer: Watcher, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(real)
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, *args: Any, **named: Any):  # type: ignore[no-untyped-def]
         p, training = named.pop("p", p), named.pop("training", named.pop("train", training))
@@ -165,7 +177,7 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _compile(tracer: Tracer, stack: ExitStack) -> None:
+def _compile(tracer: Watcher, stack: ExitStack) -> None:
     """Let torch.compile hand back what it is given: hooks see no modules in compiled code."""
 
     def compile(model: Any = None, *args: Any, **named: Any) -> Any:
@@ -198,7 +210,7 @@ TRIALS = ("_prepare_forward_infra", "_prepare_backward_infra")
 """Methods of pipelining's stages that run a stage once, on anything, for the shapes."""
 
 
-def trials_are_paused(tracer: Tracer) -> None:
+def trials_are_paused(tracer: Watcher) -> None:
     """Pause the tracer in torch's trial runs of a pipeline's stages, if pipelining is imported."""
     module = sys.modules.get("torch.distributed.pipelining.stage")
     if module is None:
@@ -222,7 +234,7 @@ def _in_trial() -> bool:
     return frame is not None
 
 
-def _pausing(tracer: Tracer, real: Callable[..., Any]) -> Callable[..., Any]:
+def _pausing(tracer: Watcher, real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def trial(*args: Any, **named: Any) -> Any:
         tracer.paused = True

@@ -157,7 +157,7 @@ def _relaxed(
     ):
         near = Near(item.near.tolerance, item.near.floor, scales)
         relation = relate(parts, whole, found.meshes, near, sums=sums)
-        if relation is not None and not relation.trivial:
+        if relation is not None and (not relation.trivial or whole.size == 1):
             return relation
     return None
 

@@ -84,7 +84,7 @@ def notes(found: Comparison) -> list[str]:
     said |= dict.fromkeys(f"{name} stayed: first in the {at}" for name, at in narrow.items())
     left = sum(own.get("left_out", 0) for own in _ends(found))
     if left:
-        said[f"{left} tensors were left out: the traces' --limit is reached"] = None
+        said[f"{left} tensors were left out: --trace-limit is reached"] = None
     return list(said)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.tools import torchrun
 from gpusim.tools.progress import waiting
 
 from .comparing import Comparison, compare
@@ -210,14 +212,14 @@ def run(
     """
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("rank-*"):  # of --keep, by another number of ranks
+    for old in folder.glob("rank-*"):  # of --traces, by another number of ranks
         old.unlink()
-    words = ["torchrun", "--quiet", "--processes", "--ranks", str(program.ranks), *program.options]
+    words = ["--quiet", "--processes", "--ranks", str(program.ranks), *program.options]
     words += ["--traced", json.dumps(asdict(settings)), *program.words]
     note(f"running {program}")
     output = folder / "output"
     with waiting(f"running {program}"):
-        code = command_in_fork(words, output)
+        code = torchrun_in_fork(words, output)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     # A rank ends as its first forward pass after the last step begins. One that has to wait for
@@ -242,12 +244,13 @@ def whole_trace(folder: Path, failed: bool, deadlock: bool, steps: int) -> Trace
     return None if failed and not (deadlock and steps and max(made) >= steps) else trace
 
 
-def command_in_fork(words: list[str], output: Path) -> int:
-    """Run a command of gpusim's in a fork, which has torch imported; its exit code."""
+def torchrun_in_fork(words: list[str], output: Path) -> int:
+    """Run `gpusim torchrun` in a fork, which has torch imported; its exit code."""
     import torch  # noqa: F401  # once, before both forks
 
-    from gpusim.tools.cli import main
-
+    parser = argparse.ArgumentParser()
+    torchrun.add(parser.add_subparsers(dest="command"))
+    options = parser.parse_args(["torchrun", *words])
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -258,7 +261,7 @@ def command_in_fork(words: list[str], output: Path) -> int:
             null = os.open(os.devnull, os.O_RDONLY)
             for mine, own in ((null, 0), (file, 1), (file, 2)):
                 os.dup2(mine, own)
-            code = main(words)
+            code = torchrun.run(options)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:
