@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 FRAMEWORKS = ROOT / "tests" / "frameworks" / "programs"
 RESULTS = ROOT / "bench" / "results" / "equal.json"
+PAGE = ROOT / "docs" / "equal.md"
 
 
 def said(program: str, ranks: int, *more: str, reference: str = "") -> dict[str, Any]:
@@ -125,9 +126,9 @@ def main() -> int:
             )
             if row["verdict"] in ("failed", "ALARM"):
                 print(found["output"][-3000:], flush=True)
-    show(rows)
-    if not options.dry and not options.only and not options.kind:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    print(summary(rows))
+    if not options.dry and not options.only:
+        write(rows)
     return int(any(row["verdict"] in ("failed", "ALARM", "not found") for row in rows))
 
 
@@ -153,17 +154,51 @@ def row_of(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def summary(rows: list[dict[str, Any]]) -> str:
+    """What was found, in a sentence."""
     bugs = [row for row in rows if row["bug"]]
     right = sum(row["verdict"] == "right" for row in bugs)
     found = right + sum(row["verdict"] == "elsewhere" for row in bugs)
     alarms = sum(row["verdict"] == "ALARM" for row in rows)
     failed = sum(row["verdict"] == "failed" for row in rows)
-    print(
-        f"{found} of {len(bugs)} bugs found, {right} at the right module or the next; "
-        f"{alarms} alarms on {len(rows) - len(bugs)} correct configurations; {failed} failed; "
-        f"at most {max((row['seconds'] for row in rows), default=0):.0f} s each"
+    text = (
+        f"{found} of {len(bugs)} bugs are found, {right} at the right module or the next; "
+        f"{alarms} alarms on {len(rows) - len(bugs)} correct configurations; at most "
+        f"{max((row['seconds'] for row in rows), default=0):.0f} s for a case."
     )
+    return f"{text} {failed} failed." if failed else text
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Put rows in the place of those of the same cases, and write results and page."""
+    known = {(row["program"], row["ranks"]): row for row in json.loads(RESULTS.read_text())}
+    known |= {(row["program"], row["ranks"]): row for row in rows}
+    cases = [
+        *((bug.command, bug.ranks) for bug in BUGS),
+        *CORRECT,
+        *((own, ranks) for _, own, ranks, _ in LIBRARIES),
+    ]
+    kept = [known[case] for case in cases if case in known]
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    begin, end = "<!-- python -m tests.equal -->\n", "<!-- end -->"
+    head, _, rest = PAGE.read_text().partition(begin)
+    PAGE.write_text(f"{head}{begin}{table(kept)}{end}{rest.partition(end)[2]}")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The bugs as a table in Markdown, with a sentence before it."""
+    lines = [summary(rows), "", "| bug | ranks | found at | reason |", "|---|---|---|---|"]
+    told = {(bug.command, bug.ranks): bug for bug in BUGS}
+    for row in rows:
+        bug = told.get((row["program"], row["ranks"]))
+        if bug is None:
+            continue
+        source = "" if bug.source == "common" else f" ({bug.source})"
+        mark = {"right": "", "elsewhere": ", later"}.get(row["verdict"], f" {row['verdict']}")
+        place = f"{row['what']} of `{row['name']}`{mark}" if row["name"] else mark.strip()
+        says = bug.says.rstrip(".")
+        lines.append(f"| {says}{source} | {row['ranks']} | {place} | {row['reason']} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
