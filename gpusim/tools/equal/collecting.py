@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .items import OF_WEIGHTS, Item, one_array, one_of, unsliced, unsliced_parts
@@ -129,11 +129,14 @@ class Collector:
         def of_calls(n: int, rounds: int) -> Item:
             here = {rank: own[n::rounds] for rank, own in whole.items()}
             there = {rank: own[n::rounds] for rank, own in parts.items()}
+            pool = common_pool(
+                [event for own in (here, there) for e in own.values() for event in e]
+            )
             made = item(
                 n if rounds > 1 else 0,
                 min(own[0].order for own in here.values()),
-                lambda how=0: one_of(here, how),
-                lambda how=0: {rank: one_array(own, how) for rank, own in there.items()},
+                lambda how=0: one_of(here, how, pool),
+                lambda how=0: {rank: one_array(own, how, pool) for rank, own in there.items()},
             )
             made.calls = max(len(own) for own in (*here.values(), *there.values()))
             made.added = first.added
@@ -153,6 +156,14 @@ class Collector:
     def meshes(self) -> list[Partition]:
         groups = [group for own in self.candidate.ends("groups") for group in own or ()]
         return partitions(self.candidate.ranks, groups)
+
+
+def common_pool(events: Sequence[Event]) -> tuple[int, ...]:
+    """The blocks in which all events are added; empty if none is large."""
+    pools = [event.pool for event in events if event.pool]
+    if not pools:
+        return ()
+    return tuple(max(sizes) for sizes in zip(*pools, strict=False))
 
 
 def common(counts: set[int]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .collecting import Collector
-from .items import OF_WEIGHTS, TOLERANCE, UNLIKE, Item, arrangements, largest, whole_of
+from .items import OF_WEIGHTS, TOLERANCE, Item, arrangements, largest, whole_of
 from .matching import Matching, match
 from .relations import (
     Near,
@@ -224,9 +224,7 @@ class Judge:
 
     def _search(self, item: Item, quick: bool) -> None:
         kind = item.kind
-        first = whole_of(item)
-        if first is None:
-            raise ValueError(UNLIKE)
+        first, _ = next(arrangements(item))
         scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
         near = Near(
             TOLERANCE,

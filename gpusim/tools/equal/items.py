@@ -85,9 +85,12 @@ How = int | str
 """How the calls of a step are put together: in a dimension, by "sum", or one of "same" ones."""
 
 
-def one_array(events: Sequence[Event], how: How = 0) -> Array:
-    """The calls of a step as one array. **Raises**: ValueError if they do not fit together."""
-    arrays = [event.array for event in events]
+def one_array(events: Sequence[Event], how: How, pool: tuple[int, ...]) -> Array:
+    """The calls of a step as one array. **Raises**: ValueError if they do not fit together.
+
+    `pool` are the blocks in which large tensors are added, if any is large.
+    """
+    arrays = [event.coarse(pool) if pool else event.array for event in events]
     first = arrays[0]
     if len(arrays) == 1:
         return first
@@ -104,9 +107,9 @@ def one_array(events: Sequence[Event], how: How = 0) -> Array:
     return sum(arrays[1:], first)
 
 
-def one_of(ranks: Mapping[int, list[Event]], how: How = 0) -> Any:
+def one_of(ranks: Mapping[int, list[Event]], how: How, pool: tuple[int, ...]) -> Any:
     """The whole tensor of the reference: of one rank, or what several have."""
-    arrays = [one_array(events, how) for events in ranks.values()]
+    arrays = [one_array(events, how, pool) for events in ranks.values()]
     return arrays[0] if len(arrays) == 1 else arrays
 
 

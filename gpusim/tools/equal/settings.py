@@ -16,7 +16,8 @@ class Settings:
     all; `dtype`, "float64", "wide" for narrower ones that the program names too, or "" to leave it;
     `limit`, bytes of all ranks' files; `batches`, what the other program read (`data.Loaders`);
     `weights`, a file of weights that are written before the first step; `noise`, whether
-    weights and outputs are changed by one rounding each.
+    weights and outputs are changed by one rounding each; `large`, elements from which on a tensor
+    is written as sums over blocks (`traces.coarse`).
     """
 
     folder: str
@@ -26,6 +27,7 @@ class Settings:
     batches: str = ""
     weights: str = ""
     noise: bool = False
+    large: int = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class Event:
     **Attributes**: `kind`, one of `tracing.KINDS`; `root`, the outermost module, and `name`, that
     of the module in it, or of the parameter; `leaf`, which of a module's outputs; `count`, how
     often the rank had the event in this `step` before; `order`, its place among the rank's events;
-    `bits`, a digest of random bits; `added`, of a weight's gradient, its place in backward.
+    `bits`, a digest of random bits; `added`, of a weight's gradient, its place in backward;
+    `pool`, of a large tensor, how many elements of each dimension are added.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Event:
     slice: Slice | None = None
     bits: str = ""
     added: int = 0
+    pool: tuple[int, ...] = ()
     evaluated: bool = False
     rank: RankTrace = field(default=None, repr=False)  # type: ignore[assignment]
 
@@ -75,6 +77,45 @@ class Event:
     def array(self) -> Array:
         """The elements, float64 or int64, in the tensor's shape."""
         return self.rank.array(self)
+
+    def coarse(self, pool: tuple[int, ...]) -> Array:
+        """The elements, added in blocks of this shape. **Raises**: ValueError if none fits."""
+        own = self.pool or (1,) * len(self.shape)
+        if len(pool) != len(own) or any(size % mine for size, mine in zip(pool, own, strict=True)):
+            raise ValueError("they are too large, and of shapes that have no blocks in common")
+        return coarse(self.array, tuple(a // b for a, b in zip(pool, own, strict=True)))
+
+
+BLOCK = 8
+"""Elements of a dimension that are added where a tensor is large."""
+LONG = 64
+"""Elements from which on a dimension is divided into blocks."""
+
+
+def blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The blocks in which a large tensor of this shape is added.
+
+    Sums over blocks of fixed size keep what is compared: parts of a sum add up in them too, and
+    shards, whose sizes they divide, are one behind the other.
+
+    >>> blocks((4, 100, 128))
+    (1, 1, 8)
+    """
+    return tuple(BLOCK if size >= LONG and size % BLOCK == 0 else 1 for size in shape)
+
+
+def coarse(array: Array, pool: tuple[int, ...]) -> Array:
+    """The sums over blocks of an array. **Raises**: ValueError if they do not divide its shape.
+
+    >>> coarse(np.arange(6.0).reshape(2, 3), (2, 1))
+    array([[3., 5., 7.]])
+    """
+    shape: list[int] = []
+    for size, block in zip(array.shape, pool, strict=True):
+        if size % block:
+            raise ValueError("they are too large, and of shapes that have no blocks in common")
+        shape += size // block, block
+    return np.asarray(array.reshape(shape).sum(axis=tuple(range(1, len(shape), 2))))
 
 
 class TraceWriter:
@@ -150,6 +191,7 @@ class RankTrace:
 def _event(line: dict[str, Any], rank: RankTrace) -> Event:
     claim, cut = line.pop("claim", None), line.pop("slice", None)
     line["shape"] = tuple(line["shape"])
+    line["pool"] = tuple(line.get("pool", ()))
     return Event(
         **line,
         claim=claim and Claim(tuple(claim[0]), claim[1], tuple(claim[2])),

@@ -27,7 +27,7 @@ from .names import Names, is_wrapper
 from .patches import patched, trials_are_paused
 from .settings import Settings
 from .shards import Shards
-from .traces import TraceWriter
+from .traces import TraceWriter, blocks, coarse
 
 __all__ = ["KINDS", "Tracer", "current", "traced"]
 
@@ -376,12 +376,18 @@ class Tracer:
             if local.dtype in NARROW:
                 self.narrow.setdefault(str(local.dtype).removeprefix("torch."), f"{kind} {name}")
             array = array_of(local)
+            pool: tuple[int, ...] = ()
+            if array.size > self.settings.large and slice is None and array.dtype.kind == "f":
+                pool = blocks(array.shape)
+                array = coarse(array.astype(np.float64, copy=False), pool)
         about: dict[str, Any] = {"kind": kind, "root": tag, "name": name, "leaf": leaf}
         about |= {"step": self.step, "count": count, "order": order or self.order}
         if claim is not None:
             about["claim"] = claim
         if slice is not None:
             about["slice"] = slice
+        if pool:
+            about["pool"] = pool
         if added:
             about["added"] = added
         if bits:
