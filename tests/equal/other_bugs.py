@@ -106,7 +106,7 @@ BUGS: tuple[Bug, ...] = (
         options="--accumulate 2",
         source="common",
         says="Each step of the schedule scales the accumulated gradients of those before again.",
-        at=("head.weight", "head.bias"),
+        at=("head", "head.weight", "head.bias"),
     ),
     Bug(
         program="pipeline_torch.py",

@@ -119,16 +119,28 @@ def _reason(
         if error < ROUNDING and narrow:
             where = ", ".join(f"{name} in the {place}" for name, place in narrow.items())
             return "only rounding", f"only rounding: {error:.1e}; {where}"
-    before = found.before(1)
-    if before and before[-1].relation is not None and before[-1].relation.sums:
-        if item.kind in ("output", "loss", "norm") and before[-1].kind == "output":
-            return "never reduced", (
-                f"it is computed from partial sums: the {before[-1].label} is {before[-1].relation}"
-            )
+    values = [part.reshape(-1) for part in parts.values()]
+    if item.kind == "norm" and any(not np.array_equal(each, values[0]) for each in values):
+        return "never reduced", "each rank has a norm of its own, of the gradients that it holds"
+    source = _partial_source(found, item)
+    if source is not None:
+        return "never reduced", (
+            f"it is computed from parts that add up: the {source.label} is {source.relation}"
+        )
     if right and len(right) < len(parts):
         wrong = [rank for rank in parts if rank not in right]
         return "ranks differ", f"it is wrong on rank{'s' * (len(wrong) > 1)} {_list(wrong)} alone"
     return "other values", "its elements are computed otherwise"
+
+
+def _partial_source(found: Comparison, item: Item) -> Item | None:
+    """The output or gradient just before the item, if it is spread in parts that add up."""
+    kinds = {"output": ("output",), "loss": ("output",), "gradient": ("gradient",)}
+    for each in reversed(found.before(5)):
+        if each.kind in kinds.get(item.kind, ()):
+            sums = each.relation is not None and each.relation.sums
+            return each if sums else None
+    return None
 
 
 def _scaled(scale: float, found: Comparison, than: str) -> tuple[str, str]:
