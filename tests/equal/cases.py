@@ -36,7 +36,7 @@ LIBRARIES: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("llama_plan.py", "llama_plan.py", 4, ()),
     ("trainer.py --mode ddp", "trainer.py --mode ddp", 2, ()),
     ("trainer.py --mode ddp", "trainer.py --mode fsdp2", 4, ()),
-    ("accelerate_loop.py", "accelerate_loop.py", 4, ()),
+    ("accelerate_loop.py", "accelerate_loop.py", 2, ()),
     ("accelerate_fsdp2.py", "accelerate_fsdp2.py", 2, ()),
     ("lightning_trainer.py --strategy ddp", "lightning_trainer.py --strategy ddp", 2, ()),
 )

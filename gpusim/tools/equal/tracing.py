@@ -225,7 +225,27 @@ class Tracer:
 
         return add
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+    ) -> tuple[Any, Any] | None:
+        """Write the gradients: now, or after the closure has made them, in the step."""
+        given = list(args)
+        closure = kwargs.get("closure") or next((each for each in given[1:2] if each), None)
+        if not callable(closure):
+            self._write_reduced(optimizer)
+            return None
+
+        def closing() -> Any:
+            result = closure()
+            self._write_reduced(optimizer)
+            return result
+
+        if kwargs.get("closure"):
+            return args, {**kwargs, "closure": closing}
+        given[1] = closing
+        return tuple(given), kwargs
+
+    def _write_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         self.names.refresh()
         self.write_gradients(
             [each for group in optimizer.param_groups for each in group["params"]],

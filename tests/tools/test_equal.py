@@ -1,0 +1,725 @@
+"""`gpusim equal`: small scripts that are the same on several ranks, and such that are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from gpusim.tools.cli import main
+from tests.oracles.machine_time import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are processes of Linux")
+
+ROOT = Path(__file__).parents[2]
+HEAD = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from gpusim.equal import watch
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+bug = "--bug" in sys.argv and ranks > 1
+torch.manual_seed(0)
+
+def whole(step):
+    return torch.randn(12, 5, generator=torch.Generator().manual_seed(step))
+
+def batch(step):
+    return whole(step).tensor_split(ranks)[rank]
+
+def network(hidden=7):
+    return nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+
+def reduce(parameters):
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+
+def train(model, data=batch, steps=3, reduced=()):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(data(step)).square().mean().backward()
+        reduce(reduced)
+        optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command said."""
+
+    code: int
+    out: str
+    error: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What it wrote as JSON to its output."""
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def first(self) -> tuple[str, str, int]:
+        """Kind, name and step of the first tensor that differs."""
+        first = self.record["first"]
+        return first["what"], first["name"], first["step"]
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> None:
+    (folder / name).write_text(HEAD + dedent(text))
+
+
+def equal(folder: Path, *words: str) -> Said:
+    """Run the command in a folder."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpusim", "equal", *words],
+        cwd=folder,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def of(folder: Path, text: str, *words: str, ranks: int = 2) -> Said:
+    """What the command says of a script, as JSON. Options of its own come before --."""
+    write(folder, text)
+    at = words.index("--") if "--" in words else len(words)
+    options, arguments = words[:at], words[at + 1 :]
+    return equal(folder, "--ranks", str(ranks), *options, "--json", "--", "train.py", *arguments)
+
+
+def assert_equal(said: Said) -> None:
+    assert said.code == 0, said.out + said.error
+    assert said.record["equal"] is True and said.record["first"] is None
+    assert said.record["tensors"] == said.record["related"] > 0
+
+
+# ---------------------------------------------------------------- equal
+
+DATA_PARALLEL = "train(DistributedDataParallel(network()))"
+
+
+def test_data_parallel_training_is_equal(tmp_path: Path) -> None:
+    """The text, the JSON file with what the documentation lists, and the page."""
+    write(tmp_path, DATA_PARALLEL)
+    words = ("--ranks", "3", "--json", "found.json", "--html", "page.html", "train.py")
+    said = equal(tmp_path, *words)
+    assert said.code == 0, said.error
+    assert said.out.startswith("EQUAL: the program on 3 ranks computes what the reference computes")
+    found = json.loads((tmp_path / "found.json").read_text())
+    listed, of_first = documented()
+    assert list(found) == listed
+    assert found["equal"] is True and found["first"] is found["failure"] is None
+    assert (found["ranks"], found["reference_ranks"]) == (3, 1)
+    assert found["tensors"] == found["related"] == sum(found["relations"].values())
+    assert found["unrelated"] == found["before"] == [] and found["not_compared"] == {}
+    assert found["relations"]["S(0) over 3, times 3"] and found["relations"]["P over 3, times 3"]
+    assert any(text.startswith("weights: as the programs made them") for text in found["said"])
+    assert set(of_first) >= {"what", "name", "step", "reason"}
+    page = (tmp_path / "page.html").read_text()
+    assert "gpusim equal: Equal" in page and "<script" not in page
+    assert "0.weight" in page and "weight gradient" in page
+
+
+def documented() -> tuple[list[str], list[str]]:
+    """The fields of the JSON, and of its `first`, as docs/equal.md lists them."""
+    page = (ROOT / "docs" / "equal.md").read_text()
+    section = re.split(r"^## ", page.split("## JSON\n")[1], flags=re.MULTILINE)[0]
+    section = section[section.index("writes:") : section.index("`--html")]
+    inner = re.search(r"`first` \((.*?)\)", section, re.DOTALL)
+    assert inner is not None
+    names = re.compile(r"`(\w+)`")
+    return names.findall(section.replace(inner[1], "")), names.findall(inner[1])
+
+
+NOT_REDUCED = """
+    model = network()
+    own = list(model.parameters())
+    train(model, reduced=own[1:] if bug else own)
+"""
+
+
+def test_a_gradient_that_is_not_reduced(tmp_path: Path) -> None:
+    """Exit code 1; the parameter, the reason, and what came before it."""
+    write(tmp_path, NOT_REDUCED)
+    words = ("--ranks", "3", "--json", "found.json", "--html", "page.html", "train.py", "--bug")
+    said = equal(tmp_path, *words)
+    assert said.code == 1, said.error
+    lines = said.out.splitlines()
+    assert lines[0] == (
+        "DIFFERENT: the first tensor that is not the reference's is the weight gradient of "
+        "0.weight, step 0."
+    )
+    assert lines[1].startswith("  reason: never reduced: the ranks' parts add up")
+    assert "right on ranks: none of 3" in lines[2]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["equal"] is False
+    first = found["first"]
+    assert set(documented()[1]) <= set(first)
+    assert (first["what"], first["name"], first["step"]) == ("weight gradient", "0.weight", 0)
+    assert (first["reason"], first["ranks_right"], first["module"]) == (
+        "never reduced",
+        [],
+        "Linear",
+    )
+    assert re.fullmatch(r"all_reduce of ranks 0, 1, 2 at .*train\.py:\d+", first["last_collective"])
+    assert found["before"][-1]["name"].startswith("0")
+    assert found["unrelated"][0]["name"] == "0.weight"
+    assert found["tensors"] - found["related"] == len(found["unrelated"])
+    page = (tmp_path / "page.html").read_text()
+    assert "gpusim equal: Different" in page and "<script" not in page
+    assert "FIRST WITHOUT A RELATION" in page and "0.weight" in page and "never reduced" in page
+    assert equal(tmp_path, "--ranks", "3", "train.py").code == 0
+
+
+def test_two_programs_and_their_arguments(tmp_path: Path) -> None:
+    """The reference on two ranks, and another script with a name that needs quotes."""
+    write(tmp_path, DATA_PARALLEL, "a script.py")
+    write(tmp_path, "assert sys.argv[1:] == ['--x', 'a b']\n" + dedent(NOT_REDUCED))
+    words = ["--ranks", "4", "--reference-ranks", "2", "--json"]
+    words += ["--reference", "'a script.py'", "--candidate", "train.py --x 'a b'"]
+    said = equal(tmp_path, *words)
+    assert_equal(said)
+    assert (said.record["ranks"], said.record["reference_ranks"]) == (4, 2)
+
+
+def test_a_module(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    write(tmp_path / "package", NOT_REDUCED, "train.py")
+    assert_equal(equal(tmp_path, "--ranks", "2", "--json", "-m", "package.train"))
+    words = ("--ranks", "2", "--json", "--steps", "1", "-m", "package.train", "--bug")
+    assert equal(tmp_path, *words).first == ("weight gradient", "0.weight", 0)
+
+
+def test_a_program_that_only_evaluates(tmp_path: Path) -> None:
+    text = """
+        model = network().eval()
+        with torch.inference_mode():
+            for step in range(2):
+                model(batch(step)) * (2 if bug else 1)
+                if bug and rank:
+                    model[2].bias += 1e-3
+    """
+    assert_equal(of(tmp_path, text))
+    said = of(tmp_path, text, "--", "--bug")
+    assert said.code == 1
+    assert said.first[:2] in (("output", "2"), ("output", "Sequential"))
+
+
+# ---------------------------------------------------------------- usage
+
+USAGE: dict[str, tuple[list[str], str]] = {
+    "no ranks": (["train.py"], "--ranks"),
+    "no script": (["--ranks", "2"], "SCRIPT"),
+    "script and reference": (
+        ["--ranks", "2", "--reference", "train.py", "--candidate", "train.py", "train.py"],
+        "--reference",
+    ),
+    "reference alone": (["--ranks", "2", "--reference", "train.py"], "--candidate"),
+    "candidate alone": (["--ranks", "2", "--candidate", "train.py"], "--reference"),
+    "empty reference": (["--ranks", "2", "--reference", "", "--candidate", "a.py"], "--reference"),
+    "no module": (["--ranks", "2", "--reference=-m", "--candidate", "train.py"], "--reference"),
+    "open quote": (
+        ["--ranks", "2", "--reference", "train.py '", "--candidate", "train.py"],
+        "quot",
+    ),
+    "missing file": (["--ranks", "2", "missing.py"], "missing.py"),
+    "missing candidate": (
+        ["--ranks", "2", "--reference", "train.py", "--candidate", "missing.py --x"],
+        "missing.py",
+    ),
+    "dtype": (["--ranks", "2", "--dtype", "float16", "train.py"], "--dtype"),
+    "no ranks at all": (["--ranks", "0", "train.py"], "--ranks"),
+    "reference ranks": (
+        ["--ranks", "2", "--reference-ranks", "0", "train.py"],
+        "--reference-ranks",
+    ),
+    "steps": (["--ranks", "2", "--steps", "-1", "train.py"], "--steps"),
+    "size": (["--ranks", "2", "--trace-limit", "much", "train.py"], "--trace-limit"),
+    "reduction": (["--ranks", "2", "--reduction", "sideways", "train.py"], "--reduction"),
+    "device": (["--ranks", "2", "--device", "abacus", "train.py"], "--device"),
+    "json": (["--ranks", "2", "--json", "no/found.json", "train.py"], "--json"),
+    "page": (["--ranks", "2", "--html", "no/page.html", "train.py"], "no/page.html"),
+    "traces": (["--ranks", "2", "--traces", "train.py", "train.py"], "--traces"),
+    "unknown": (["--ranks", "2", "--unknown", "train.py"], "--unknown"),
+}
+
+
+@pytest.mark.parametrize("words, named", USAGE.values(), ids=USAGE)
+def test_wrong_usage(
+    words: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2, the option's name in the message, and nothing has run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it has run')")
+    try:
+        code: Any = main(["equal", *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    said = capsys.readouterr()
+    assert named in said.err.splitlines()[-1] and not said.out
+    assert "has run" not in said.err
+
+
+def test_wrong_usage_is_said_before_torch_is_imported() -> None:
+    program = (
+        "import sys; from gpusim.tools.cli import main\n"
+        "assert main(['equal', '--ranks', '2', 'missing.py']) == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=PATIENCE)
+
+
+# ---------------------------------------------------------------- programs that fail
+
+FAILS: dict[str, tuple[str, list[str]]] = {
+    "raises": (
+        "train(network(), steps=1)\nif rank == 1: raise KeyError('layer 7')\ndist.barrier()",
+        ["train.py on 2 ranks failed", "Traceback", "KeyError: 'layer 7'", "rank 1"],
+    ),
+    "the reference raises": (
+        "train(network(), whole, steps=1)\nif ranks == 1: raise KeyError('layer 7')",
+        ["train.py on 1 rank failed", "Traceback", "KeyError: 'layer 7'"],
+    ),
+    "exits": ("train(network(), steps=1)\nsys.exit(3 * rank)", ["on 2 ranks failed", "code 3"]),
+    "is killed": (
+        "train(network(), steps=1)\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",
+        ["train.py on 2 ranks failed", "rank 1 was killed by SIGKILL"],
+    ),
+    "leaves at once": (
+        "train(network(), steps=1)\nif rank == 1: os._exit(3)\ndist.barrier()",
+        ["train.py on 2 ranks failed", "rank 1"],
+    ),
+    "waits for ever": (
+        "train(network(), steps=1)\nif rank == 1: dist.recv(torch.ones(1), 0)",
+        ["train.py on 2 ranks failed", "no rank can go on"],
+    ),
+    "no modules": ("dist.all_reduce(torch.ones(3))", ["no module of torch's was called"]),
+}
+
+
+@pytest.mark.parametrize("text, parts", FAILS.values(), ids=FAILS)
+def test_programs_that_fail(text: str, parts: list[str], tmp_path: Path) -> None:
+    """Exit code 2 and the end of what the program said; no traceback of gpusim's own."""
+    said = of(tmp_path, text)
+    assert said.code == 2, said.out + said.error
+    for part in parts:
+        assert part in said.error
+    assert "gpusim/tools/equal" not in said.error and not said.out
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_data_by_the_seed_of_the_rank(tmp_path: Path) -> None:
+    """No answer: the reference cannot know what the ranks draw."""
+    text = """
+        model = DistributedDataParallel(network())
+        torch.manual_seed(rank)
+        train(model, lambda step: torch.randn(4, 5))
+    """
+    said = of(tmp_path, text)
+    assert said.code == 2
+    assert said.record["equal"] is said.record["first"] is None
+    assert "read different data" in said.record["failure"]
+    assert "ranks [1]" in said.record["failure"]
+    said = equal(tmp_path, "--ranks", "2", "train.py")
+    assert said.code == 2 and said.out.startswith("NO ANSWER: the programs read different data")
+
+
+SAMPLED = """
+    draw = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(24, 5, generator=draw), torch.randn(24, 3, generator=draw))
+    sampler = DistributedSampler(data, shuffle=True, seed=3)
+    loader = DataLoader(data, batch_size=12 // ranks, sampler=sampler)
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            (loss / len(loader) if bug else loss).backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_reference_reads_the_batches_of_all_ranks(ranks: int, tmp_path: Path) -> None:
+    """Of a DistributedSampler that shuffles."""
+    said = of(tmp_path, SAMPLED, ranks=ranks)
+    assert_equal(said)
+    assert any("DataLoaders read the batches of all ranks" in text for text in said.record["said"])
+
+
+# ---------------------------------------------------------------- weights
+
+TENSOR_PARALLEL = """
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+        @staticmethod
+        def backward(ctx, gradient):
+            gradient = gradient.clone()
+            dist.all_reduce(gradient)
+            return gradient
+
+    class Reduce(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x = x.clone()
+            dist.all_reduce(x)
+            return x
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Perceptron(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(5, 5)
+            self.up = nn.Linear(5, 6 // ranks, bias=False)
+            self.down = nn.Linear(6 // ranks, 3, bias=False)
+        def forward(self, x):
+            x = self.first(x)
+            x = self.down(torch.tanh(self.up(x if bug else Copy.apply(x))))
+            return Reduce.apply(x)
+
+    model = Perceptron()
+    for n, parameter in enumerate(model.parameters()):
+        draw = torch.Generator().manual_seed(100 * n + (rank if n > 1 else 0))
+        parameter.data = torch.randn(parameter.shape, generator=draw)
+    train(model, whole)
+"""
+
+
+def test_weights_that_ranks_draw_by_their_own_seeds(tmp_path: Path) -> None:
+    """They are written into the reference; a missing all-reduce is found all the same."""
+    said = of(tmp_path, TENSOR_PARALLEL, ranks=3)
+    assert_equal(said)
+    assert any(
+        text.startswith("weights: 2 of the reference's are the candidate's")
+        for text in said.record["said"]
+    )
+    said = of(tmp_path, TENSOR_PARALLEL, "--", "--bug", ranks=3)
+    assert said.code == 1
+    assert said.first == ("gradient", "first", 0) and said.record["first"]["error"] > 1e-3
+
+
+# ---------------------------------------------------------------- watched tensors
+
+WATCHED = """
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        y = model(batch(step))
+        scores = y.softmax(1) * (1 + 0.1 * bug * (rank == 1))
+        assert watch("scores", scores) is scores
+        y.square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_tensor_that_the_script_names(tmp_path: Path) -> None:
+    assert_equal(of(tmp_path, WATCHED))
+    said = of(tmp_path, WATCHED, "--", "--bug")
+    assert said.code == 1
+    assert said.first[1:] == ("scores", 0)
+    assert said.record["first"]["ranks_right"] == [0]
+    assert said.record["first"]["reason"] == "ranks differ"
+
+
+def test_a_tensor_of_another_shape_is_not_related(tmp_path: Path) -> None:
+    text = """
+        model = network()
+        with torch.no_grad():
+            y = model(batch(0))
+            watch("y", (y + 1).flatten() if ranks > 1 else y)
+    """
+    said = of(tmp_path, text)
+    assert said.code == 1 and said.first == ("watched", "y", 0), said.out
+
+
+# ---------------------------------------------------------------- dtypes
+
+
+def test_a_model_in_16_bits(tmp_path: Path) -> None:
+    """All of it becomes float64, and the report says so."""
+    text = """
+        model = DistributedDataParallel(network().bfloat16())
+        train(model, lambda step: batch(step).bfloat16() * (1 + 1e-3 * bug * (rank == 1)))
+    """
+    said = of(tmp_path, text)
+    assert_equal(said)
+    assert said.record["said"][0].startswith("dtypes: bfloat16 and float16 are float64 too")
+    assert of(tmp_path, text, "--dtype", "float64").code == 0
+
+
+@pytest.mark.parametrize("narrow", ["float32", "bfloat16"])
+def test_the_programs_own_dtypes(narrow: str, tmp_path: Path) -> None:
+    """They are compared up to rounding, and a gradient that is not reduced is more than that."""
+    text = f"""
+        model = network().to(torch.{narrow})
+        own = list(model.parameters())
+        data = lambda step: batch(step).to(torch.{narrow})
+        train(model, data, 2, reduced=own[1:] if bug else own)
+    """
+    said = of(tmp_path, text, "--dtype", "keep")
+    assert_equal(said)
+    assert any(text.startswith("rounding: differences up to 8") for text in said.record["said"])
+    assert any(text.startswith(f"{narrow} stayed") for text in said.record["said"])
+    said = of(tmp_path, text, "--dtype", "keep", "--", "--bug")
+    assert said.code == 1
+    assert said.first == ("weight gradient", "0.weight", 0)
+    assert said.record["first"]["reason"] == "never reduced"
+
+
+def test_arrays_of_numpy_are_float64_too(tmp_path: Path) -> None:
+    text = """
+        import numpy as np
+        data = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+        assert torch.from_numpy(data).dtype == torch.tensor(data).dtype == torch.float32
+        split = torch.from_numpy(data).tensor_split(ranks)[rank]
+        train(DistributedDataParallel(network()), lambda step: split)
+    """
+    assert_equal(of(tmp_path, text))
+
+
+# ---------------------------------------------------------------- steps
+
+LATER = """
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        reduce(list(model.parameters())[bug and step == 1 :])
+        optimizer.step()
+        print("step", step, flush=True)
+"""
+
+
+def test_steps_after_which_the_programs_end(tmp_path: Path) -> None:
+    """What is wrong in the second step is not seen in the first."""
+    assert_equal(of(tmp_path, LATER, "--steps", "1", "--traces", "traces", "--", "--bug"))
+    for side in ("reference", "candidate"):
+        output = (tmp_path / "traces" / side / "output").read_text()
+        assert "step 0" in output and "step 1" not in output
+    for steps in ("2", "0"):
+        said = of(tmp_path, LATER, "--steps", steps, "--traces", "traces", "--", "--bug")
+        assert said.code == 1 and said.first == ("weight gradient", "0.weight", 1)
+    assert "step 3" in (tmp_path / "traces" / "candidate" / "output").read_text()
+
+
+PIPELINE = """
+    class Stage(nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = nn.ModuleDict({str(n): nn.Linear(*SIZES[n : n + 2]) for n in layers})
+            for n, parameter in enumerate(self.parameters()):
+                draw = torch.Generator().manual_seed(10 * layers[0] + n)
+                parameter.data = torch.randn(parameter.shape, generator=draw)
+        def forward(self, x):
+            for layer in self.layers.values():
+                x = torch.tanh(layer(x))
+            return x
+
+    model = Stage(range(2) if ranks == 1 else [rank])
+    for n, layer in model.layers.items():
+        for m, parameter in enumerate(layer.parameters()):
+            draw = torch.Generator().manual_seed(10 * int(n) + m)
+            parameter.data = torch.randn(parameter.shape, generator=draw)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        if rank == 0:
+            x = whole(step)
+        else:
+            x = torch.empty(12, SIZES[1])
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        y = model(x)
+        if rank < ranks - 1:
+            dist.send(y.detach(), rank + 1)
+            gradient = torch.empty_like(y)
+            dist.recv(gradient, rank + 1)
+            y.backward(gradient)
+        else:
+            y.square().mean().backward()
+        if rank > 0:
+            dist.send(x.grad * (-1 if bug else 1), rank - 1)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("sizes", ["[5, 7, 3]", "[5, 5, 3]"], ids=["unlike", "like the input"])
+def test_a_pipeline_whose_later_rank_waits_first(sizes: str, tmp_path: Path) -> None:
+    """After three steps the first stage has ended, and the last one waits for it."""
+    text = f"SIZES = {sizes}\n" + dedent(PIPELINE)
+    assert_equal(of(tmp_path, text, "--traces", "traces"))
+    assert "no rank can go on" in (tmp_path / "traces" / "candidate" / "output").read_text()
+    said = of(tmp_path, text, "--", "--bug")
+    assert said.code == 1
+    assert said.first == ("gradient", "layers.0", 0)
+
+
+FEWER: dict[str, str] = {
+    "on one rank": "3 - (rank == 1)",
+    "on all ranks": "3 if ranks == 1 else 2",
+    "of the reference": "2 if ranks == 1 else 3",
+}
+
+
+@pytest.mark.parametrize("steps", FEWER.values(), ids=FEWER)
+@pytest.mark.parametrize("limit", ["3", "0"])
+def test_fewer_optimizer_steps(steps: str, limit: str, tmp_path: Path) -> None:
+    said = of(tmp_path, f"train(network(), whole, {steps})", "--steps", limit)
+    assert said.code == 1
+    assert "steps" in said.record["first"]["text"]
+
+
+def test_one_rank_has_the_optimizer(tmp_path: Path) -> None:
+    """The others get the weights: their steps are not fewer."""
+    text = """
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model.zero_grad()
+            model(batch(step)).square().mean().backward()
+            for parameter in model.parameters():
+                dist.reduce(parameter.grad, 0)
+                parameter.grad /= ranks
+            if rank == 0:
+                optimizer.step()
+            for parameter in model.parameters():
+                dist.broadcast(parameter.data, 0)
+    """
+    assert_equal(of(tmp_path, text))
+
+
+# ---------------------------------------------------------------- random bits, compilers
+
+DROPOUT = """
+    model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.3), nn.Linear(7, 3))
+    torch.manual_seed(7 + bug * rank)
+    train(model, whole, 2, reduced=list(model.parameters()))
+"""
+
+
+def test_replicas_draw_other_random_bits(tmp_path: Path) -> None:
+    said = of(tmp_path, DROPOUT)
+    assert_equal(said)
+    assert any("dropout" in text for text in said.record["said"])
+    said = of(tmp_path, DROPOUT, "--", "--bug")
+    assert said.code == 1
+    assert said.record["first"]["name"] == "1" and said.record["first"]["step"] == 0
+    assert said.record["first"]["reason"] == "other random bits"
+
+
+def test_a_compiled_model_is_compared(tmp_path: Path) -> None:
+    text = """
+        model = network()
+        own = list(model.parameters())
+        compiled = torch.compile(model)
+        @torch.compile(dynamic=True)
+        def loss_of(y):
+            return y.square().mean()
+        optimizer = torch.optim.SGD(own, lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(compiled(batch(step))).backward()
+            reduce(own[bug:])
+            optimizer.step()
+    """
+    said = of(tmp_path, text)
+    assert_equal(said)
+    assert "torch.compile is left out" in said.record["said"]
+    said = of(tmp_path, text, "--", "--bug")
+    assert said.code == 1 and said.first == ("weight gradient", "0.weight", 0)
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_traces_are_kept_and_replaced(tmp_path: Path) -> None:
+    """Twice in one folder, with other numbers of ranks."""
+    for ranks in (3, 2):
+        assert_equal(of(tmp_path, DATA_PARALLEL, "--traces", "traces", ranks=ranks))
+        for side, count in (("reference", 1), ("candidate", ranks)):
+            found = {path.name for path in (tmp_path / "traces" / side).glob("rank-*")}
+            assert found == {f"rank-{n}.{end}" for n in range(count) for end in ("bin", "jsonl")}
+
+
+def test_what_the_limit_leaves_out(tmp_path: Path) -> None:
+    """It is said; and with nothing left there is no answer."""
+    write(tmp_path, DATA_PARALLEL)
+    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "64KiB", "--json", "train.py")
+    assert_equal(said)
+    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "2KiB", "--json", "train.py")
+    assert any(re.match(r"\d+ tensors were left out", text) for text in said.record["said"])
+    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "1", "train.py")
+    assert said.code == 2
+    assert "--trace-limit" in said.error
+
+
+def test_programs_without_a_common_tensor_have_no_answer(tmp_path: Path) -> None:
+    """Their modules have other names, and nothing that counts is compared."""
+    text = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.add_module("a" if ranks == 1 else "b", nn.Linear(5, 3))
+            def forward(self, x):
+                own = getattr(self, "a" if ranks == 1 else "b")
+                return {str(ranks): own(x + (ranks > 1))}
+
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            (y,) = model(torch.ones(4, 5)).values()
+            torch.autograd.backward([y], [torch.ones(4, 3)])
+            optimizer.step()
+    """
+    assert of(tmp_path, text).code == 2
+
+
+def test_a_weights_gradient_is_related_as_the_weight_is(tmp_path: Path) -> None:
+    """Rows in another order are no relation of a gradient whose weight is replicated."""
+    text = """
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            reduce(model.parameters())
+            if bug:
+                model[2].weight.grad = model[2].weight.grad.roll(1, 0)
+            optimizer.step()
+    """
+    said = of(tmp_path, text, "--", "--bug")
+    assert said.code == 1 and said.first == ("weight gradient", "2.weight", 0)
