@@ -85,7 +85,7 @@ class Calls:
                 self._inside = False
             if self._logged is not None and name in LOGGED and result is None and args:
                 tensor = args[0]
-                if isinstance(tensor, Tensor) and not torch.is_grad_enabled():
+                if isinstance(tensor, Tensor) and not tensor.requires_grad:
                     self._logged(f"{name} at {site}", tensor)
             return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ class Collector:
             made.together = together
             yield made
 
-    @property
+    @functools.cached_property
     def meshes(self) -> list[Partition]:
         groups = [group for own in self.candidate.ends("groups") for group in own or ()]
         return partitions(self.candidate.ranks, groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,14 @@ from .collecting import Collector
 from .items import OF_WEIGHTS, TOLERANCE, Item, arrangements, largest, whole_of
 from .matching import Matching, match
 from .relations import (
+    Array,
     Near,
     Partition,
+    Parts,
     Relation,
     Step,
     contains,
+    follow,
     has_rows,
     partitions,
     relate,
@@ -54,7 +57,8 @@ class Comparison:
     """What two traces have in common.
 
     **Attributes**: `items`, in the order of the reference; `first`, the first without a relation
-    that matters; `skipped`, tensors that are not compared, with reasons; `said`, sentences.
+    that matters; `claims`, DTensors that are not what their placements say; `skipped`, tensors that
+    are not compared, with reasons; `said`, sentences; `failure`, why there is no answer.
     """
 
     reference: Trace
@@ -64,6 +68,7 @@ class Comparison:
     items: list[Item]
     skipped: dict[str, list[str]]
     said: list[str] = field(default_factory=list)
+    claims: list[Item] = field(default_factory=list)
     first: Item | None = None
     failure: str = ""
 
@@ -100,12 +105,13 @@ def compare(
     reference: Trace,
     candidate: Trace,
     noise: Trace | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    changing: Collection[str] = (),
 ) -> Comparison:
     """Compare the trace of a program on several ranks with that of the reference.
 
     `noise` is the reference with each weight and output changed by a rounding, where both compute
-    in narrow dtypes: a difference of that size is rounding.
+    in narrow dtypes: a difference of that size is rounding. `changing` are logs that differ from
+    run to run.
     """
     matching = match(reference, candidate)
     groups = [group for own in candidate.ends("groups") for group in own or ()]
@@ -113,9 +119,11 @@ def compare(
     found = Comparison(reference, candidate, matching, meshes, [], defaultdict(list))
     found.said += matching.said
     collector = Collector(reference, candidate, matching, found.skipped)
-    found.items = collector.items()
+    found.items = [item for item in collector.items() if item.name not in changing]
+    for name in changing:
+        found.skipped["differs from run to run"].append(name)
     bounds = {} if noise is None else rounding(found.items, reference, noise)
-    Judge(found, bounds).run(progress)
+    Judge(found, bounds).run()
     return found
 
 
@@ -164,6 +172,10 @@ class Judge:
             len(own) for own in self._losses(found.candidate) + self._losses(found.reference)
         }
         self.scales = scales_of(ranks, *sorted(batches - {0, 1})[:3])
+        #: Of sums that are logged, and divided later.
+        self.counts = tuple(
+            factor for n in range(2, ranks + 1) if ranks % n == 0 for factor in (n, 1 / n)
+        )
         #: Of each step: the factor of the first gradients.
         self.factor: dict[int, float] = {}
         self.sizes: dict[Any, float] = {}
@@ -176,13 +188,11 @@ class Judge:
             [e for e in rank.events if e.kind == "loss" and e.step == 0] for rank in trace.by_rank
         ]
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def run(self) -> None:
         """Judge every item."""
         self._measure()
         unrelated = 0
-        for n, item in enumerate(self.found.items):
-            if progress is not None:
-                progress(n, len(self.found.items))
+        for item in self.found.items:
             try:
                 self.judge(item, quick=unrelated > 200)
             except ValueError as error:
@@ -191,7 +201,7 @@ class Judge:
             unrelated += item.compared and not item.related
         self._place_gradients()
         self._steps()
-        self._inputs()
+        self.found.failure = self._different_data() or self._nothing_to_say()
         self.found.first = self._first()
 
     def _measure(self) -> None:
@@ -225,11 +235,11 @@ class Judge:
     def _search(self, item: Item, quick: bool) -> None:
         kind = item.kind
         first, _ = next(arrangements(item))
-        scaled = kind in SCALED or (first.size == 1 and kind in ("output", "logged"))
+        scaled = kind in SCALED or (first.size == 1 and kind == "output")
         near = Near(
             TOLERANCE,
             SMALL * self.sizes.get(self._size_key(item), 0.0),
-            self.scales if scaled else (),
+            self.counts if kind == "logged" else self.scales if scaled else (),
             self.bounds.get(key_of(item), 0.0),
         )
         item.near = near
@@ -256,12 +266,23 @@ class Judge:
             ):
                 item.relation = Relation(())
             return
+        self._check_claim(item, parts, whole)
         steps = item.relation.steps
         loose = item.relation.permuted or any(step.op == "pieces" for step in steps)
         for key in (own, others):
             if steps not in self.hints[key] and not item.relation.trivial:
                 if not (loose and key is others):  # it would fit where a stricter one does
                     self.hints[key].append(steps)
+
+    def _check_claim(self, item: Item, parts: Parts, whole: Array) -> None:
+        """Note a DTensor that is not what its placements say."""
+        claim = next(_claimed(item), None)
+        if claim is None or any(step.op == "P" for step in claim):  # of masks and norms too
+            return
+        if any("/" in each for own in item.claims.values() for each in own.placements):
+            return
+        if follow(parts, claim, whole, item.near) is None:
+            self.found.claims.append(item)
 
     def _check_scale(self, item: Item) -> None:
         if item.kind != "gradient" or item.relation is None:
@@ -356,16 +377,16 @@ class Judge:
         self.found.items.append(item)
         self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
-    def _inputs(self) -> None:
-        """Whether both read the same data: if not, nothing else says anything."""
+    def _different_data(self) -> str:
+        """What is said if both read other data: nothing else says anything then."""
         inputs = [item for item in self.found.compared if item.kind == "input" and item.step == 0]
         wrong = [item for item in inputs if not item.related]
         if not inputs or not wrong or len(wrong) < len(inputs):
-            return
+            return ""
         item = wrong[0]
         whole = whole_of(item)
         if whole is None or not whole.ndim:
-            return
+            return ""
         # A pipeline's later stages get something else than the whole model does.
         parts = {
             rank: part
@@ -373,13 +394,28 @@ class Judge:
             if part.ndim and part.shape[1:] == whole.shape[1:] and part.dtype == whole.dtype
         }
         unknown = [rank for rank, part in parts.items() if not has_rows(whole, part, item.near)]
-        if unknown:
-            self.found.failure = (
-                f"the programs read different data: the {item.label} on ranks {unknown} has "
-                "samples that the reference lacks. The candidate's ranks read data of their own, "
-                "as by a seed of the rank: let the reference read the same global batch "
-                "(DataLoaders are followed)"
-            )
+        if not unknown:
+            return ""
+        return (
+            f"the programs read different data: the {item.label} on ranks {unknown} has samples "
+            "that the reference lacks. The candidate's ranks read data of their own, as by a seed "
+            "of the rank: let the reference read the same global batch (DataLoaders are followed)"
+        )
+
+    def _nothing_to_say(self) -> str:
+        """What is said if the programs have nothing in common that counts."""
+        steps = [min(trace.ends("steps")) for trace in (self.found.reference, self.found.candidate)]
+        if not all(steps) and any(steps):
+            lacks = "candidate" if steps[0] else "reference"
+            return f"the {lacks} made no step of an optimizer of torch's, the other program did"
+        counts = [
+            item
+            for item in self.found.compared
+            if item.kind in ESSENTIAL or (item.kind == "output" and not item.name)
+        ]
+        if counts:
+            return ""
+        return "no weight, loss or output has the same name in both programs"
 
     def _first(self) -> Item | None:
         """The first item without a relation, if one is essential."""
@@ -395,8 +431,13 @@ class Judge:
             if item.kind == "output":
                 key = item.root, item.name, item.step
                 outputs[key] = outputs.get(key, True) and item.related
+        # In the step before the first that is wrong in what counts, all has come out right; but
+        # weights are seen at the begin of the next one.
+        begin = essential[0].step - (essential[0].kind == "weight")
         last = max(item.order for item in essential if item.step == essential[0].step)
         for item in self.found.compared:
+            if item.step < begin:
+                continue
             if item.related:
                 if self._is_mixed(item) or self._is_odd(item):
                     return item

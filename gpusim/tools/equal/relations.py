@@ -24,6 +24,7 @@ __all__ = [
     "Relation",
     "Step",
     "contains",
+    "follow",
     "has_rows",
     "partitions",
     "relate",

@@ -35,6 +35,7 @@ def record(found: Comparison) -> dict[str, Any]:
         "first": None,
         "before": [_short(item) for item in found.before()],
         "unrelated": [_short(item) for item in found.unrelated],
+        "claims": [_short(item) for item in found.claims],
         "not_compared": {why: sorted(names) for why, names in sorted(found.skipped.items())},
         "said": [*found.said, *notes(found)],
     }
@@ -115,6 +116,12 @@ def sentences(found: Comparison) -> list[str]:
         lines.append(
             f"  {len(inner)} tensors inside of modules are related to none, without effect: "
             f"first the {inner[0].label}"
+        )
+    if found.claims:
+        claim = found.claims[0]
+        lines.append(
+            f"  {len(found.claims)} DTensors are not what their placements say: first the "
+            f"{claim.label}, which is {claim.relation}"
         )
     for why, names in sorted(found.skipped.items()):
         shown = sorted(names)
