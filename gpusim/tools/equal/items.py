@@ -32,6 +32,15 @@ __all__ = [
 
 OF_WEIGHTS = ("weight", "weight gradient", "weight gradient, clipped", "optimizer state")
 TOLERANCE = 1e-9
+WORDS = {
+    "bits": "random bits of ",
+    "gradient": "gradient of the output of ",
+    "logged": "log of ",
+    "loss": "",
+    "norm": "",
+    "watched": "watched tensor ",
+}
+"""What stands before a tensor's name, where it is not its kind."""
 UNLIKE = "the microbatches have different shapes"
 
 
@@ -74,11 +83,12 @@ class Item:
     def label(self) -> str:
         """The tensor, in a few words."""
         name = self.name or self.root
-        leaf = f"[{self.leaf.lstrip('.')}]" if self.leaf and self.kind != "optimizer state" else ""
-        leaf = f" ({self.leaf})" if self.leaf and self.kind == "optimizer state" else leaf
-        what = {"gradient": "gradient of the output"}.get(self.kind, self.kind)
+        leaf = self.leaf.lstrip(".")
+        if leaf:
+            name += f" ({leaf})" if self.kind == "optimizer state" else f"[{leaf}]"
         call = f", call {self.count + 1}" if self.count > 0 else ""
-        return f"{what} of {name}{leaf}{call}, step {self.step}"
+        what = WORDS.get(self.kind, f"{self.kind} of ")
+        return f"{what}{name}{call}, step {self.step}"
 
 
 How = int | str
