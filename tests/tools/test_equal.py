@@ -69,6 +69,7 @@ class Said:
     @property
     def record(self) -> dict[str, Any]:
         """What it wrote as JSON to its output."""
+        assert self.out, self.error
         found: dict[str, Any] = json.loads(self.out)
         return found
 
@@ -106,9 +107,10 @@ def of(folder: Path, text: str, *words: str, ranks: int = 2) -> Said:
 
 
 def assert_equal(said: Said) -> None:
-    assert said.code == 0, said.out + said.error
-    assert said.record["equal"] is True and said.record["first"] is None
-    assert said.record["tensors"] == said.record["related"] > 0
+    found = said.record
+    assert (said.code, found["failure"], found["first"]) == (0, None, None)
+    assert found["equal"] is True
+    assert found["tensors"] == found["related"] > 0
 
 
 # ---------------------------------------------------------------- equal
@@ -125,7 +127,7 @@ def test_data_parallel_training_is_equal(tmp_path: Path) -> None:
     assert said.out.startswith("EQUAL: the program on 3 ranks computes what the reference computes")
     found = json.loads((tmp_path / "found.json").read_text())
     listed, of_first = documented()
-    assert list(found) == listed
+    assert set(found) == set(listed)
     assert found["equal"] is True and found["first"] is found["failure"] is None
     assert (found["ranks"], found["reference_ranks"]) == (3, 1)
     assert found["tensors"] == found["related"] == sum(found["relations"].values())
@@ -180,7 +182,7 @@ def test_a_gradient_that_is_not_reduced(tmp_path: Path) -> None:
         "Linear",
     )
     assert re.fullmatch(r"all_reduce of ranks 0, 1, 2 at .*train\.py:\d+", first["last_collective"])
-    assert found["before"][-1]["name"].startswith("0")
+    assert any(each["name"].startswith("0") for each in found["before"])
     assert found["unrelated"][0]["name"] == "0.weight"
     assert found["tensors"] - found["related"] == len(found["unrelated"])
     page = (tmp_path / "page.html").read_text()
@@ -315,9 +317,9 @@ FAILS: dict[str, tuple[str, list[str]]] = {
     ),
     "waits for ever": (
         "train(network(), steps=1)\nif rank == 1: dist.recv(torch.ones(1), 0)",
-        ["train.py on 2 ranks failed", "no rank can go on"],
+        ["train.py on 2 ranks failed", "no rank can go on", "recv from rank 0 at train.py:"],
     ),
-    "no modules": ("dist.all_reduce(torch.ones(3))", ["no module of torch's was called"]),
+    "no modules": ("print(torch.ones(3).sum())", ["no module of torch's was called"]),
 }
 
 
@@ -343,7 +345,7 @@ def test_data_by_the_seed_of_the_rank(tmp_path: Path) -> None:
     """
     said = of(tmp_path, text)
     assert said.code == 2
-    assert said.record["equal"] is said.record["first"] is None
+    assert said.record["equal"] is None
     assert "read different data" in said.record["failure"]
     assert "ranks [1]" in said.record["failure"]
     said = equal(tmp_path, "--ranks", "2", "train.py")
@@ -401,7 +403,7 @@ TENSOR_PARALLEL = """
     class Perceptron(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = nn.Linear(5, 5)
+            self.first = nn.Linear(5, 5, bias=False)
             self.up = nn.Linear(5, 6 // ranks, bias=False)
             self.down = nn.Linear(6 // ranks, 3, bias=False)
         def forward(self, x):
@@ -411,7 +413,7 @@ TENSOR_PARALLEL = """
 
     model = Perceptron()
     for n, parameter in enumerate(model.parameters()):
-        draw = torch.Generator().manual_seed(100 * n + (rank if n > 1 else 0))
+        draw = torch.Generator().manual_seed(100 * n + (rank if n else 0))
         parameter.data = torch.randn(parameter.shape, generator=draw)
     train(model, whole)
 """
@@ -427,7 +429,8 @@ def test_weights_that_ranks_draw_by_their_own_seeds(tmp_path: Path) -> None:
     )
     said = of(tmp_path, TENSOR_PARALLEL, "--", "--bug", ranks=3)
     assert said.code == 1
-    assert said.first == ("gradient", "first", 0) and said.record["first"]["error"] > 1e-3
+    assert said.first == ("weight gradient", "first.weight", 0)
+    assert said.record["first"]["reason"] == "never reduced"
 
 
 # ---------------------------------------------------------------- watched tensors
@@ -678,9 +681,9 @@ def test_traces_are_kept_and_replaced(tmp_path: Path) -> None:
 def test_what_the_limit_leaves_out(tmp_path: Path) -> None:
     """It is said; and with nothing left there is no answer."""
     write(tmp_path, DATA_PARALLEL)
-    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "64KiB", "--json", "train.py")
+    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "64KiB", "--json", "--", "train.py")
     assert_equal(said)
-    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "2KiB", "--json", "train.py")
+    said = equal(tmp_path, "--ranks", "2", "--trace-limit", "2KiB", "--json", "--", "train.py")
     assert any(re.match(r"\d+ tensors were left out", text) for text in said.record["said"])
     said = equal(tmp_path, "--ranks", "2", "--trace-limit", "1", "train.py")
     assert said.code == 2

@@ -48,6 +48,8 @@ ADDED = ("output", "gradient", "local gradient", "loss", "logged", "watched")
 PERMUTED = ("input", "output", "gradient")
 ROUNDINGS = 8
 """How many times the difference that one rounding of each output makes is rounding."""
+USUAL = 0.9
+"""The share of the tensors of a kind whose rounding is taken to be usual."""
 SMALL = 1e-3
 """Of the median size of the tensors of its kind: below it a tensor is compared with that."""
 
@@ -109,8 +111,8 @@ def compare(
 ) -> Comparison:
     """Compare the trace of a program on several ranks with that of the reference.
 
-    `noise` is the reference with each weight and output changed by a rounding, where both compute
-    in narrow dtypes: a difference of that size is rounding. `changing` are logs that differ from
+    `noise` is the reference with each output changed by a rounding, where both compute in narrow
+    dtypes: a difference of that size is rounding. `changing` are logs that differ from
     run to run.
     """
     matching = match(reference, candidate)
@@ -141,7 +143,7 @@ def rounding(items: Sequence[Item], reference: Trace, noise: Trace) -> dict[Any,
     for own in reference.ends("narrow"):
         narrow |= own or {}
     least = max((eps[name] for name in narrow if name in eps), default=2.0**-23)
-    found: dict[Any, float] = {}
+    sizes: dict[Any, tuple[float, float]] = {}
     for item in items:
         other = changed.get((key_of(item), item.count))
         if other is None:
@@ -150,14 +152,25 @@ def rounding(items: Sequence[Item], reference: Trace, noise: Trace) -> dict[Any,
             whole, parts = next(arrangements(other))
         except (StopIteration, ValueError):
             continue
+        own = [part for part in parts.values() if part.shape == whole.shape]
+        apart = max((float(np.abs(part - whole).max(initial=0.0)) for part in own), default=0.0)
         size = float(np.abs(whole).max(initial=0.0))
-        apart = max(
-            float(np.abs(part - whole).max(initial=0.0))
-            for part in parts.values()
-            if part.shape == whole.shape
-        )
-        key = key_of(item)
-        found[key] = max(found.get(key, 0.0), ROUNDINGS * max(apart, least * size))
+        before = sizes.get(key_of(item), (0.0, 0.0))
+        sizes[key_of(item)] = max(before[0], apart), max(before[1], size)
+    # One run of noise shows what happens to most tensors, and not each: Adam's step of an element
+    # whose gradient is rounding has either sign. So what tensors of the kind have holds for each.
+    usual: dict[Any, list[float]] = defaultdict(list)
+    most: dict[Any, float] = defaultdict(float)
+    for (kind, _, _, leaf, step), (apart, size) in sizes.items():
+        usual[kind, leaf, step].append(apart / size if size else 0.0)
+        if kind == "weight":
+            most[step] = max(most[step], apart)
+    found = {}
+    for key, (apart, size) in sizes.items():
+        kind, _, _, leaf, step = key
+        share = float(np.quantile(usual[kind, leaf, step], USUAL))
+        least_apart = most[step] if kind == "weight" else 0.0
+        found[key] = ROUNDINGS * max(apart, least_apart, size * max(share, least))
     return found
 
 
@@ -234,13 +247,13 @@ class Judge:
 
     def _search(self, item: Item, quick: bool) -> None:
         kind = item.kind
-        first, _ = next(arrangements(item))
+        first, parts = next(arrangements(item))
         scaled = kind in SCALED or (first.size == 1 and kind == "output")
         near = Near(
             TOLERANCE,
             SMALL * self.sizes.get(self._size_key(item), 0.0),
             self.counts if kind == "logged" else self.scales if scaled else (),
-            self.bounds.get(key_of(item), 0.0),
+            self._rounding_of(item, first, parts),
         )
         item.near = near
         # What was found for the same name counts most; then what others of the kind had.
@@ -273,6 +286,14 @@ class Judge:
             if steps not in self.hints[key] and not item.relation.trivial:
                 if not (loose and key is others):  # it would fit where a stricter one does
                     self.hints[key].append(steps)
+
+    def _rounding_of(self, item: Item, whole: Array, parts: Parts) -> float:
+        """The difference that is rounding: more where large parts add up to a small sum."""
+        bound = self.bounds.get(key_of(item), 0.0)
+        size = float(np.abs(whole).max(initial=0.0))
+        if not bound or not size:
+            return bound
+        return bound * max(1.0, *(float(np.abs(p).max(initial=0.0)) / size for p in parts.values()))
 
     def _check_claim(self, item: Item, parts: Parts, whole: Array) -> None:
         """Note a DTensor that is not what its placements say."""
@@ -488,10 +509,9 @@ class Judge:
 
     @staticmethod
     def _follows(item: Item, essential: Sequence[Item]) -> bool:
-        """Whether a log may follow from a gradient that is wrong, and is seen after it."""
-        return any(
-            other.kind == "weight gradient" and other.step == item.step for other in essential
-        )
+        """Whether a log may be of what is seen after it: wrong gradients, or their norm."""
+        kinds = ("weight gradient", "norm")
+        return any(other.kind in kinds and other.step == item.step for other in essential)
 
     @staticmethod
     def _is_inside(item: Item, outputs: Mapping[tuple[str, str, int], bool]) -> bool:

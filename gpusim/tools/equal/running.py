@@ -89,8 +89,8 @@ def both(
     if not given.dtype:
         noise = run(reference, replace(given, folder=str(folder / "noise"), noise=True))
         said.append(
-            "rounding: differences up to 8 times those of the reference with each weight and each "
-            "output changed by a rounding"
+            "rounding: differences up to 8 times those of the reference with each output changed "
+            "by a rounding"
         )
     found = compare(mine, theirs, noise)
     if found.first is not None and found.first.kind == "logged":

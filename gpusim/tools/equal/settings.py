@@ -16,7 +16,7 @@ class Settings:
     all; `dtype`, "float64", "wide" for narrower ones that the program names too, or "" to leave it;
     `limit`, bytes of all ranks' files; `batches`, what the other program read (`data.Loaders`);
     `weights`, a file of weights that are written before the first step; `noise`, whether
-    weights and outputs are changed by one rounding each; `large`, elements from which on a tensor
+    outputs are changed by one rounding each; `large`, elements from which on a tensor
     is written as sums over blocks (`traces.coarse`).
     """
 

@@ -114,7 +114,6 @@ class Tracer:
         self.weighed: set[tuple[str, str]] = set()
         #: In a pass that is made for the shapes of what a pipeline's stages exchange.
         self.paused = False
-        self.disturbed: set[tuple[str, str]] = set()
         self.clipped = False
         self.narrow: dict[str, str] = {}
         self.notes: dict[str, int] = {}
@@ -174,8 +173,6 @@ class Tracer:
         self.names.refresh()
         if self.given:
             self._write_given(tag)
-        if self.settings.noise:
-            self._disturb_weights()
         self.write_weights(tag)
         if self.settings.steps and self.step >= self.settings.steps:
             raise EnoughStepsError(0)
@@ -360,14 +357,6 @@ class Tracer:
                 if value is not None and tuple(value.shape) == tuple(parameter.shape):
                     parameter.copy_(torch.from_numpy(value))
 
-    def _disturb_weights(self) -> None:
-        """Change each weight by its rounding, once."""
-        with torch.no_grad():
-            for tag, name, parameter in self.names.weights():
-                if (tag, name) not in self.disturbed and torch.is_floating_point(parameter):
-                    self.disturbed.add((tag, name))
-                    parameter.copy_(noisy(parameter))
-
     def write(
         self,
         kind: str,
@@ -451,6 +440,8 @@ def noisy(value: Any) -> Any:
     if isinstance(value, Tensor):
         if not torch.is_floating_point(value) or not value.numel():
             return value
+        if hasattr(value, "placements"):  # a DTensor, whose parts are to be as they were
+            return value * (1 + torch.finfo(value.dtype).eps)
         with torch.no_grad():
             # Of a generator of its own: the program's random numbers stay what they are.
             draw = torch.Generator().manual_seed(value.numel())

@@ -34,6 +34,8 @@ def start() -> tuple[int, int]:
     """Join the ranks; this rank's number and how many there are."""
     if os.environ.get("DOUBLE"):  # by hand; gpusim equal sets the dtype itself
         torch.set_default_dtype(torch.float64)
+    if os.environ.get("HALF"):
+        torch.set_default_dtype(torch.bfloat16)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     return dist.get_rank(), dist.get_world_size()
