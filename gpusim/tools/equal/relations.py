@@ -213,9 +213,9 @@ def put_together(parts: Parts, step: Step) -> Parts | None:
 def joined_by(own: Sequence[Array], step: Step) -> Array | None:
     first = own[0]
     if step.op == "S":
-        if first.ndim == 0:
-            return None
         dim = step.dim
+        if first.ndim <= dim:
+            return None
         others = first.shape[:dim] + first.shape[dim + 1 :]
         for each in own:
             if each.ndim != first.ndim or each.shape[:dim] + each.shape[dim + 1 :] != others:
@@ -260,13 +260,13 @@ def equal_in_groups(parts: Parts, groups: Partition, near: Near, whole: Array) -
 
 
 def near_parts(one: Array, other: Array, near: Near, whole: Array) -> bool:
-    if one is other:
+    """Whether two parts are the same, by the size of the whole tensor or of their own."""
+    if one is other or not one.size:
         return True
+    if not (np.isfinite(one).all() and np.isfinite(other).all() and np.isfinite(whole).all()):
+        return np.array_equal(one, other, equal_nan=True)
     bound = max(near.bound(whole), near.tolerance * float(np.abs(one).max(initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        return bool(np.abs(one - other).max(initial=0.0) <= bound) or np.array_equal(
-            one, other, equal_nan=True
-        )
+    return bool(np.abs(one - other).max() <= bound)
 
 
 # ---------------------------------------------------------------- searching
@@ -433,8 +433,10 @@ class Search:
 def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
     """Whether each row in a dimension of each part is one of the whole's, and none is left over."""
     size = whole.shape[dim]
+    if size < 2 or not whole.size or any(part.ndim != whole.ndim for part in parts.values()):
+        return False
     rows = np.moveaxis(whole, dim, 0).reshape(size, -1)
-    if size < 2 or not rows.size or not np.isfinite(whole).all():
+    if not rows.size or not np.isfinite(whole).all():
         return False
     if rows.shape[1] == 1 and len(np.unique(rows)) <= size // 2:
         return False  # the same numbers stand for too much
@@ -443,7 +445,7 @@ def in_pieces(parts: Parts, whole: Array, dim: int, near: Near) -> bool:
     for part in parts.values():
         if part.ndim != whole.ndim or part.shape[:dim] + part.shape[dim + 1 :] != shape:
             return False
-        own.append(np.moveaxis(part, dim, 0).reshape(part.shape[dim], -1))
+        own.append(np.moveaxis(part, dim, 0).reshape(part.shape[dim], rows.shape[1]))
     mine = np.concatenate(own)
     bound = near.bound(whole)
     return bool(len(mine)) and all_near(mine, rows, bound) and all_near(rows, mine, bound)

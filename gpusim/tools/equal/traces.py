@@ -162,7 +162,7 @@ class RankTrace:
         self.events: list[Event] = []
         self.end: dict[str, Any] = {}
         with open(path, encoding="utf-8") as lines:
-            first = json.loads(next(lines))
+            first = json.loads(next(lines, "{}"))
             if first.get("format") != FORMAT:
                 raise ValueError(f"{path}: expected a trace of format {FORMAT}")
             self.rank: int = first["rank"]
