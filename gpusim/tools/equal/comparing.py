@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -311,8 +311,16 @@ class Judge:
         if item.relation.trivial:
             return
         expected = self.factor.setdefault(item.step, item.relation.scale)
-        if abs(item.relation.scale / expected - 1) > 1e-6:
-            item.problem = f"scale {item.relation.scale / expected:.6g}"
+        if item.relation.scale == expected:
+            return
+        # Parts that are the same add up to a multiple, too: the same factor may fit otherwise.
+        near = replace(item.near, scales=(expected,))
+        for whole, parts in arrangements(item):
+            found = relate(parts, whole, self.found.meshes, near, permutes=True)
+            if found is not None and found.scale == expected:
+                item.relation = found
+                return
+        item.problem = f"scale {item.relation.scale / expected:.6g}"
 
     def _check_bits(self, item: Item) -> None:
         """Replicas draw the same random bits, shards others."""

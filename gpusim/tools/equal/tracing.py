@@ -178,7 +178,8 @@ class Tracer:
             raise EnoughStepsError(0)
         self._hook_parameters(tag)
         for leaf, tensor in leaves(args):
-            self.write("input", tag, name, leaf, tensor)
+            if tensor.dim():  # a number, as of tokens, may be the rank's or all ranks'
+                self.write("input", tag, name, leaf, tensor)
 
     def _after_forward(self, module: nn.Module, outer: nn.Module, output: Any) -> None:
         if is_wrapper(module) or _in_backward():
