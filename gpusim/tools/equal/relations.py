@@ -119,14 +119,12 @@ class Near:
         if not np.isfinite(part).all() or not np.isfinite(whole).all():
             return 1.0 if np.array_equal(part, whole, equal_nan=True) else None
         bound = self.bound(whole)
-        if float(np.abs(part - whole).max(initial=0.0)) <= bound:
-            return 1.0
         square = float(np.vdot(whole, whole)) if self.scales else 0.0
-        if not square:
-            return None
-        fitted = float(np.vdot(whole, part)) / square
-        scale = min(self.scales, key=lambda each: abs(each - fitted))
-        if float(np.abs(part - scale * whole).max(initial=0.0)) <= bound * abs(scale):
+        scale = 1.0
+        if square:  # the nearest: where bounds are wide, several fit
+            fitted = float(np.vdot(whole, part)) / square
+            scale = min((1.0, *self.scales), key=lambda each: abs(each - fitted))
+        if float(np.abs(part - scale * whole).max(initial=0.0)) <= bound * max(1.0, scale):
             return scale
         return None
 

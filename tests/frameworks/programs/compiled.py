@@ -20,7 +20,7 @@ def main() -> None:
     torch.manual_seed(0)
     model: nn.Module = tiny.Decoder()
     if options.fsdp2:
-        for block in model.blocks.values():  # type: ignore[union-attr,operator]
+        for block in model.blocks.values():
             block.compile()
             fully_shard(block)
         fully_shard(model)

@@ -63,7 +63,7 @@ class Trainer:
         return loss.item()
 
     def epoch(self, epoch: int, loader: DataLoader, train: bool) -> None:
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        loader.sampler.set_epoch(epoch)
         self.model.train(train)
         losses = [self.batch(*pair, train) for pair in loader]
         digest.say("train" if train else "test", losses[-1])

@@ -71,7 +71,7 @@ for it in range(max_iters):
         digest.say(f"loss at {it}", estimate_loss())
     for micro in range(gradient_accumulation_steps):
         wait = ddp and micro < gradient_accumulation_steps - 1
-        with model.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
+        with model.no_sync() if wait else contextlib.nullcontext():
             loss = tiny.loss(model(X), Y) / gradient_accumulation_steps
             X, Y = get_batch()
             loss.backward()

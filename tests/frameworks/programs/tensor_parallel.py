@@ -44,7 +44,7 @@ def parallel(model: tiny.Decoder, tp: int) -> tuple[nn.Module, int]:
     """Return the sharded model, and this rank's number among the copies of the data."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks // tp, tp), mesh_dim_names=("data", "tensor"))
-    parallelize_module(model, mesh["tensor"], plan(len(model.blocks)))  # type: ignore[arg-type]
+    parallelize_module(model, mesh["tensor"], plan(len(model.blocks)))
     if ranks > tp:
         for block in model.blocks.values():
             fully_shard(block, mesh=mesh["data"])
