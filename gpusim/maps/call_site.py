@@ -19,6 +19,7 @@ GPUSIM_MODULES = (
     "gpusim.random",
     "gpusim.reduction",
     "gpusim.rounding",
+    "gpusim.tools.equal",
     "gpusim.torch",
     "gpusim.trees",
 )

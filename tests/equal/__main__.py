@@ -25,7 +25,6 @@ __all__ = ["PROGRAMS", "ROOT", "judge", "said"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-FRAMEWORKS = ROOT / "tests" / "frameworks" / "programs"
 RESULTS = ROOT / "bench" / "results" / "equal.json"
 PAGE = ROOT / "docs" / "equal.md"
 
@@ -54,9 +53,9 @@ def said(program: str, ranks: int, *more: str, reference: str = "") -> dict[str,
 
 
 def located(program: str) -> str:
-    """A program with its path: here, or among those of frameworks."""
+    """A program with its path: here, or below `tests`."""
     script, *arguments = shlex.split(program)
-    folder = next(each for each in (PROGRAMS, FRAMEWORKS) if (each / script).exists())
+    folder = PROGRAMS if (PROGRAMS / script).exists() else ROOT / "tests"
     return shlex.join([str(folder / script), *arguments])
 
 

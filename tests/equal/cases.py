@@ -14,9 +14,16 @@ CORRECT: tuple[tuple[str, int], ...] = (
     *other_bugs.CORRECT,
 )
 GPU = ("--device", "cpu")
-MEGATRON = "megatron_gpt.py"
-#: Programs of `tests/frameworks`, which run in its environment: the reference, the candidate, its
-#: ranks, and options of `gpusim equal`.
+OTHERS = "frameworks/programs"
+MEGATRON = f"{OTHERS}/megatron_gpt.py"
+CONTEXT = f"{OTHERS}/context_parallel_torch.py"
+TENSOR = f"{OTHERS}/tensor_parallel.py"
+TRAINER = f"{OTHERS}/trainer.py"
+LLAMA = "equal/programs/llama_plan.py"
+LOOP, FSDP2 = f"{OTHERS}/accelerate_loop.py", f"{OTHERS}/accelerate_fsdp2.py"
+LIGHTNING = f"{OTHERS}/lightning_trainer.py --strategy ddp"
+#: Programs below `tests` that run in the environment of `make frameworks`: the reference, the
+#: candidate, its ranks, and options of `gpusim equal`.
 LIBRARIES: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     (MEGATRON, MEGATRON, 2, GPU),
     (MEGATRON, f"{MEGATRON} --zero", 4, GPU),
@@ -28,15 +35,15 @@ LIBRARIES: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     (MEGATRON, f"{MEGATRON} --tp 2 --pp 2", 8, GPU),
     (f"{MEGATRON} --ep 1", f"{MEGATRON} --ep 2", 2, GPU),
     (f"{MEGATRON} --ep 1", f"{MEGATRON} --tp 2 --sp --ep 2", 4, GPU),
-    ("context_parallel_torch.py", "context_parallel_torch.py", 2, GPU),
-    ("context_parallel_torch.py", "context_parallel_torch.py", 4, GPU),
-    ("tensor_parallel.py --tp 1", "tensor_parallel.py --tp 2", 2, ()),
-    ("tensor_parallel.py --tp 1", "tensor_parallel.py --tp 4", 4, ()),
-    ("llama_plan.py", "llama_plan.py", 2, ()),
-    ("llama_plan.py", "llama_plan.py", 4, ()),
-    ("trainer.py --mode ddp", "trainer.py --mode ddp", 2, ()),
-    ("trainer.py --mode ddp", "trainer.py --mode fsdp2", 4, ()),
-    ("accelerate_loop.py", "accelerate_loop.py", 2, ()),
-    ("accelerate_fsdp2.py", "accelerate_fsdp2.py", 2, ()),
-    ("lightning_trainer.py --strategy ddp", "lightning_trainer.py --strategy ddp", 2, ()),
+    (CONTEXT, CONTEXT, 2, GPU),
+    (CONTEXT, CONTEXT, 4, GPU),
+    (f"{TENSOR} --tp 1", f"{TENSOR} --tp 2", 2, ()),
+    (f"{TENSOR} --tp 1", f"{TENSOR} --tp 4", 4, ()),
+    (LLAMA, LLAMA, 2, ()),
+    (LLAMA, LLAMA, 4, ()),
+    (f"{TRAINER} --mode ddp", f"{TRAINER} --mode ddp", 2, ()),
+    (f"{TRAINER} --mode ddp", f"{TRAINER} --mode fsdp2", 4, ()),
+    (LOOP, LOOP, 2, ()),
+    (FSDP2, FSDP2, 2, ()),
+    (LIGHTNING, LIGHTNING, 2, ()),
 )

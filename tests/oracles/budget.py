@@ -43,6 +43,8 @@ SHARES = {
     "tests/compiled": 0.5,
     "tests/contract": 0.3,
     "tests/cuda": 0.25,
+    "tests/equal": 0.05,  # each takes seconds
+    "tests/equal/test_tables.py": 1.0,
     "tests/gpu": 0.25,
     "tests/jax": 0.4,
     "tests/maps": 0.3,
@@ -69,6 +71,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torch": (
         (
             "tests/torch",
+            "tests/tools/test_equal*.py",
             "tests/tools/test_run.py",
             "tests/tools/test_torchrun*.py",
             "tests/tools/test_testing*.py",
@@ -99,7 +102,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("tests/torch/test_torch.py",),
     ),
-    "tools": (("tests/tools",), ("tests/contract/test_reduction.py",)),
+    "tools": (("tests/tools", "tests/equal"), ("tests/contract/test_reduction.py",)),
     "project": (("tests/project", "tests/oracles", "gpusim"), ()),
 }
 
@@ -110,12 +113,16 @@ FORKS = (
     "tests/contract/test_memory.py",
     "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",
+    "tests/equal",
     "tests/gpu/test_torch_one_gpu.py",
     "tests/poptorch/test_poptorch_accessor.py",
     "tests/poptorch/test_poptorch_data.py",
     "tests/poptorch/test_poptorch_instances.py",
     "tests/poptorch/test_poptorch_profiling.py",
     "tests/project/test_docs.py",
+    "tests/tools/test_equal.py",
+    "tests/tools/test_equal_check.py",
+    "tests/tools/test_equal_programs.py",
     "tests/tools/test_one_spelling.py",
     "tests/tools/test_record.py",
     "tests/tools/test_run.py",

@@ -96,6 +96,14 @@ def test_two_functions() -> None:
         check(wrapped, train, 2, (False,))
 
 
+@pytest.mark.parametrize(("reference", "ranks"), [(2, 4), (2, 3), (3, 2), (4, 3)])
+def test_a_reference_on_several_ranks(reference: int, ranks: int) -> None:
+    """Their numbers need not divide each other."""
+    assert check(train, ranks=ranks, reference_ranks=reference).equal
+    with pytest.raises(AssertionError, match=r"weight gradient of 0\.weight, step 0"):
+        check(train, lambda rank: train(rank, False), ranks, reference_ranks=reference)
+
+
 def test_steps_after_which_functions_end() -> None:
     assert check(train, ranks=2, args=(False, 4, 2), steps=2).equal
     with pytest.raises(AssertionError, match="step 2"):
@@ -247,12 +255,12 @@ def test_a_watched_tensor_and_its_gradient() -> None:
 BODY = """
     from torch import nn
 
-    def train(rank, forgotten=0):
+    def train(rank, forgotten=0, x=None):
         ranks = dist.get_world_size()
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
-        x = torch.arange(30.0).reshape(6, 5).tensor_split(ranks)[rank]
-        model(x).square().mean().backward()
+        x = torch.linspace(0, 1, 60).reshape(12, 5) if x is None else x
+        model(x.tensor_split(ranks)[rank]).square().mean().backward()
         for parameter in list(model.parameters())[forgotten:]:
             dist.all_reduce(parameter.grad)
             parameter.grad /= ranks
@@ -272,7 +280,7 @@ def test_marked_tests(run: Run) -> None:
     def test_different(rank):
         train(rank, 1)
 
-    @pytest.mark.ranks([2, 3], equals=2, order="reverse")
+    @pytest.mark.ranks([2, 4], equals=2, order="reverse")
     def test_counts(rank, world_size):
         assert rank < dist.get_world_size() <= world_size
         train(rank)
@@ -287,15 +295,10 @@ def test_marked_tests(run: Run) -> None:
         assert dist.get_backend() == "nccl"
         train(rank)
 
-    @pytest.fixture
-    def x():
-        return torch.ones(6, 5)
-
     @pytest.mark.ranks(2, equals=1)
-    def test_fixtures(rank, x, tmp_path, capsys, monkeypatch):
+    def test_fixtures(rank, tmp_path, capsys, monkeypatch):
         monkeypatch.setenv("RANK_OF_TEST", str(rank))
         (tmp_path / f"{dist.get_world_size()}-{rank}").touch()
-        assert x.dtype in (torch.float32, torch.float64)
         train(rank)
 
     @pytest.mark.ranks(2, equals=1)
@@ -314,10 +317,6 @@ def test_marked_tests(run: Run) -> None:
         train(rank)
         assert rank != 1, "rank one"
 
-    @pytest.mark.ranks(2, equals=1)
-    def test_skipped():
-        pytest.skip("not here")
-
     @pytest.mark.xfail(strict=True)
     @pytest.mark.ranks(2, equals=1)
     def test_expected(rank):
@@ -332,7 +331,7 @@ def test_marked_tests(run: Run) -> None:
         "test_equal": "PASSED",
         "test_different": "FAILED",
         "test_counts[ranks2]": "PASSED",
-        "test_counts[ranks3]": "PASSED",
+        "test_counts[ranks4]": "PASSED",
         "test_init": "PASSED",
         "test_backend": "PASSED",
         "test_fixtures": "PASSED",
@@ -346,8 +345,35 @@ def test_marked_tests(run: Run) -> None:
     assert "rank one" in result.section("test_fails")
     assert "compared" in result.section("test_nothing")
     assert result.outcomes.pop("test_expected") == "XFAIL"
-    assert result.outcomes.pop("test_skipped", "SKIPPED") == "SKIPPED"
     assert result.outcomes == expected
+
+
+def test_a_test_that_all_ranks_skip_is_skipped(run: Run) -> None:
+    result = run(
+        """
+    @pytest.mark.ranks(2, equals=1)
+    def test_skipped():
+        pytest.skip("not here")
+        """
+    )
+    assert result.outcomes == {} and "1 skipped" in result.out
+
+
+def test_tensors_of_fixtures_are_float64_too(run: Run) -> None:
+    result = run(
+        BODY
+        + """
+    @pytest.fixture
+    def x():
+        return torch.linspace(0, 1, 30).reshape(6, 5)
+
+    @pytest.mark.ranks(2, equals=1)
+    def test_fixture(rank, x):
+        assert x.dtype == torch.float32
+        train(rank, x=x)
+        """
+    )
+    assert result.outcomes == {"test_fixture": "PASSED"}, result.out[-2000:]
 
 
 def test_the_documentations_example(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from gpusim.maps.call_site import call_site
 
@@ -67,9 +67,9 @@ class Calls:
             wrapped = self._wrap(name, getattr(distributed_c10d, name))
             for module in (dist, distributed_c10d):
                 _replace(stack, module, name, wrapped)
-        functional = torch.distributed._functional_collectives
         for name in FUNCTIONAL:
-            _replace(stack, functional, name, self._wrap(name, getattr(functional, name)))
+            wrapped = self._wrap(name, getattr(_functional_collectives, name))
+            _replace(stack, _functional_collectives, name, wrapped)
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from gpusim.files import atomic_write
 from gpusim.optional import require
 from gpusim.tools import options as shared
 from gpusim.tools.equal.settings import Program, Settings
-from gpusim.tools.options import STDOUT, UsageError, note, whole_number
+from gpusim.tools.options import STDOUT, WRONG, UsageError, note, whole_number
 
 __all__ = ["add"]
 
@@ -101,13 +103,20 @@ def run(options: argparse.Namespace) -> int:
         shared.check_folder("--traces", options.traces)
     require("gpusim equal needs", "torch")
     from gpusim.tools.equal import report
-    from gpusim.tools.equal.running import run_both
+    from gpusim.tools.equal.running import FailedError, run_both
+    from gpusim.tools.torchrun import ends_by_signals
 
     dtype = {"auto": "float64", "float64": "wide", "keep": ""}[options.dtype]
     settings = Settings("", options.steps, dtype, options.trace_limit)
-    found = run_both(
-        reference, candidate, settings, lambda text: note(options, text), options.traces
-    )
+    say = functools.partial(note, options)
+    try:
+        with ends_by_signals():
+            found = run_both(reference, candidate, settings, say, options.traces)
+    except FailedError:
+        raise
+    except Exception:  # 1 would say that the programs differ
+        traceback.print_exc()
+        return WRONG
     if options.json == STDOUT:
         print(json.dumps(report.record(found), indent=1))
     else:

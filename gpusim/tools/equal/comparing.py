@@ -184,7 +184,8 @@ class Judge:
         batches = {
             len(own) for own in self._losses(found.candidate) + self._losses(found.reference)
         }
-        self.scales = scales_of(ranks, *sorted(batches - {0, 1})[:3])
+        more = {found.reference.ranks, *sorted(batches)[:3]} - {0, 1, ranks}
+        self.scales = scales_of(ranks, *sorted(more))
         #: Of sums that are logged, and divided later.
         self.counts = tuple(
             factor for n in range(2, ranks + 1) if ranks % n == 0 for factor in (n, 1 / n)
@@ -215,7 +216,15 @@ class Judge:
         self._place_gradients()
         self._steps()
         self.found.failure = self._different_data() or self._nothing_to_say()
+        if self.found.failure:
+            return
         self.found.first = self._first()
+        ends = [own.end for own in (*self.found.reference.by_rank, *self.found.candidate.by_rank)]
+        left = sum(end.get("left_out", 0) for end in ends)
+        if self.found.first is None and left:
+            self.found.failure = (
+                f"{left} tensors were left out, as --trace-limit is reached: the others are related"
+            )
 
     def _measure(self) -> None:
         sizes: dict[Any, list[float]] = defaultdict(list)
@@ -270,6 +279,7 @@ class Judge:
                 hints,
                 sums=kind in ADDED,
                 permutes=kind in PERMUTED,
+                pieces=self._may_be_pieces(item),
             )
             if item.relation is not None:
                 break
@@ -286,6 +296,13 @@ class Judge:
             if steps not in self.hints[key] and not item.relation.trivial:
                 if not (loose and key is others):  # it would fit where a stricter one does
                     self.hints[key].append(steps)
+
+    def _may_be_pieces(self, item: Item) -> bool:
+        """Whether rows may be anywhere: a weight's gradients and states are as the weight is."""
+        if item.kind not in OF_WEIGHTS or (item.kind == "weight" and item.step == 0):
+            return True
+        known = self.hints["weight", item.name, ""]
+        return any(step.op == "pieces" for steps in known for step in steps)
 
     def _rounding_of(self, item: Item, whole: Array, parts: Parts) -> float:
         """The difference that is rounding: more where large parts add up to a small sum."""
@@ -386,23 +403,25 @@ class Judge:
         self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
     def _steps(self) -> None:
-        """Whether all ranks made as many optimizer steps."""
+        """Whether all ranks made as many optimizer steps, and as many as the reference."""
+        whole = max(steps or 0 for steps in self.found.reference.ends("steps"))
         made = {rank.rank: rank.end.get("steps", 0) for rank in self.found.candidate.by_rank}
-        if len(set(made.values())) < 2:
+        if len({whole, *made.values()}) < 2 or not whole or not any(made.values()):
             return
         item = Item(
             "optimizer state",
             "",
             "steps",
             "",
-            min(made.values()),
+            min(whole, *made.values()),
             0,
             0,
-            lambda how=0: np.asarray(float(max(made.values()))),
+            lambda how=0: np.asarray(float(whole)),
             lambda how=0: {rank: np.asarray(float(count)) for rank, count in made.items()},
             tuple(made),
         )
-        item.problem = "steps " + ", ".join(f"{count} on rank {r}" for r, count in made.items())
+        counts = ", ".join(f"{count} on rank {rank}" for rank, count in made.items())
+        item.problem = f"steps {counts}; the reference makes {whole}"
         self.found.items.append(item)
         self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
@@ -421,6 +440,7 @@ class Judge:
             rank: part
             for rank, part in item.parts().items()
             if part.ndim and part.shape[1:] == whole.shape[1:] and part.dtype == whole.dtype
+            if not self._receives_first(rank)
         }
         unknown = [rank for rank, part in parts.items() if not has_rows(whole, part, item.near)]
         if not unknown:
@@ -430,6 +450,10 @@ class Judge:
             "that the reference lacks. The candidate's ranks read data of their own, as by a seed "
             "of the rank: let the reference read the same global batch (DataLoaders are followed)"
         )
+
+    def _receives_first(self, rank: int) -> bool:
+        messages = self.found.candidate.by_rank[rank].end.get("messages") or [("", 0)]
+        return bool(messages[0][0] == "recv")
 
     def _nothing_to_say(self) -> str:
         """What is said if the programs have nothing in common that counts."""
@@ -498,14 +522,15 @@ class Judge:
         item.problem = "order"
         return True
 
-    @staticmethod
-    def _is_odd(item: Item) -> bool:
+    def _is_odd(self, item: Item) -> bool:
         """Whether a number, as a loss, has a factor that no mean over its ranks explains.
 
         It is a place where a difference may begin, and none by itself.
         """
         relation = item.relation
         if item.kind not in ("output", "loss") or relation is None or item.calls > 1:
+            return False
+        if self.found.reference.ranks > 1:
             return False
         if relation.scale == 1 or item.together is not None or relation.permuted:
             return False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -202,6 +203,9 @@ def _widen(dtype: str, stack: ExitStack) -> None:
                 if hasattr(owner, name):
                     _replace(stack, owner, name, owner.double)
     _replace(stack, Tensor, "type", _typed(Tensor.type))
+    kinds = (np.float32, *((np.float16,) if dtype == "wide" else ()))
+    for name in ("from_numpy", "tensor", "as_tensor"):
+        _replace(stack, torch, name, _of_wide(getattr(torch, name), kinds))
     for kind in ("FloatTensor", *(("HalfTensor", "BFloat16Tensor") if dtype == "wide" else ())):
         _replace(stack, torch, kind, torch.DoubleTensor)
 
@@ -244,6 +248,17 @@ def _pausing(tracer: Watcher, real: Callable[..., Any]) -> Callable[..., Any]:
             tracer.paused = False
 
     return trial
+
+
+def _of_wide(real: Any, kinds: tuple[type, ...]) -> Any:
+    """A function that makes a tensor of an array: of a wide one."""
+
+    @functools.wraps(real)
+    def make(data: Any, *args: Any, **named: Any) -> Any:
+        narrow = isinstance(data, np.ndarray | np.generic) and data.dtype.type in kinds
+        return real(data.astype(np.float64) if narrow else data, *args, **named)
+
+    return make
 
 
 def _typed(real: Any) -> Any:

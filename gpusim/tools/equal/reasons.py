@@ -10,7 +10,7 @@ import numpy as np
 
 from .comparing import Comparison
 from .items import OF_WEIGHTS, Item, arrangements
-from .relations import Array, Near, Relation, Search, contains, relate, scales_of
+from .relations import Array, Relation, Search, contains, relate, scales_of
 
 __all__ = ["Finding", "explain"]
 
@@ -167,7 +167,7 @@ def _relaxed(
         (False, any_scale),
         (item.kind == "loss", any_scale),
     ):
-        near = Near(item.near.tolerance, item.near.floor, scales)
+        near = replace(item.near, scales=scales)
         relation = relate(parts, whole, found.meshes, near, sums=sums)
         if relation is not None and (not relation.trivial or whole.size == 1):
             return relation
@@ -180,7 +180,7 @@ def _up_to_a_bias(
     """Whether all rows of an output are wrong by the same: a bias."""
     if item.kind != "output" or whole.ndim < 2:
         return None
-    search = Search(whole, found.meshes, Near(item.near.tolerance, item.near.floor), True)
+    search = Search(whole, found.meshes, replace(item.near, scales=()), True)
     search.run(parts)
     for steps, joined in search.complete:
         apart = (joined - whole).reshape(-1, whole.shape[-1])

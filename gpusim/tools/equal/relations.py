@@ -278,6 +278,7 @@ def relate(
     hints: Sequence[tuple[Step, ...]] = (),
     sums: bool = True,
     permutes: bool = False,
+    pieces: bool = True,
 ) -> Relation | None:
     """Find how parts give the whole.
 
@@ -290,6 +291,7 @@ def relate(
     - `hints`: steps that are tried first.
     - `sums`: whether parts may be added.
     - `permutes`: whether rows may be in another order.
+    - `pieces`: whether parts may be any rows of the whole.
 
     **Returns**: the relation; None if there is none.
 
@@ -310,7 +312,7 @@ def relate(
     result = search.run(given)
     if result is not None:
         return Relation(*result, trivial=trivial)
-    for dim in range(whole.ndim):
+    for dim in range(whole.ndim if pieces else 0):
         if in_pieces(given, whole, dim, near):
             return Relation((Step("pieces", (tuple(sorted(given)),), dim),), trivial=trivial)
     if permutes:

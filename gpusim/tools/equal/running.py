@@ -245,6 +245,8 @@ def run(
         shown = "\n".join(said.splitlines()[-LAST:])
         raise FailedError(f"{program} failed:\n{shown}")
     if not any(own.events for own in trace.by_rank):
+        if any(own.end.get("left_out") for own in trace.by_rank):
+            raise FailedError(f"{program}: --trace-limit leaves room for no tensor")
         raise FailedError(f"{program}: no module of torch's was called, so nothing can be compared")
     return trace
 
@@ -272,6 +274,9 @@ def torchrun_in_fork(words: list[str], output: Path) -> int:
     if not process:
         code = 1
         try:
+            # Those of the command above end this fork; the ranks' command has its own.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             null = os.open(os.devnull, os.O_RDONLY)
             for mine, own in ((null, 0), (file, 1), (file, 2)):

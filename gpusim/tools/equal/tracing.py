@@ -104,6 +104,8 @@ class Tracer:
         self.stepped = False
         self.any_step = False
         self.stack: list[nn.Module] = []
+        #: Of a rank that made no step, by which it sees that its weights are other ones.
+        self.weight_sum = 0.0
         self.counts: Counter[tuple[Any, ...]] = Counter()
         #: When a parameter's gradient was last added to, and the sum of what was added.
         self.added: dict[tuple[str, str], tuple[int, Tensor]] = {}
@@ -165,14 +167,20 @@ class Tracer:
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         tag, name = self.names.of(module, None) or ("", "")
+        if not self.any_step and self.added:
+            # Another rank has the optimizer, and sends the weights.
+            self.stepped = self.weight_sum != self._sum_of_weights()
         if torch.is_grad_enabled() and self.stepped:
             self.stepped = False
             self.step += 1
             self.counts.clear()
             self.weighed.clear()
+            self.added.clear()
         self.names.refresh()
         if self.given:
             self._write_given(tag)
+        if not self.any_step:
+            self.weight_sum = self._sum_of_weights()
         self.write_weights(tag)
         if self.settings.steps and self.step >= self.settings.steps:
             raise EnoughStepsError(0)
@@ -249,6 +257,11 @@ class Tracer:
             [each for group in optimizer.param_groups for each in group["params"]],
             CLIPPED if self.clipped else "weight gradient",
         )
+
+    def _sum_of_weights(self) -> float:
+        with torch.no_grad():
+            locals_ = (local_of(each)[0] for _, _, each in self.names.weights())
+            return sum(float(each.double().sum()) for each in locals_ if each is not None)
 
     def write_gradients(self, given: Sequence[Tensor], kind: str) -> None:
         """Write what backward has added to parameters, and the gradients as they are now."""
@@ -412,6 +425,8 @@ class Tracer:
         if self.finished:
             return
         self.finished = True
+        if not self.any_step and self.added:
+            self.stepped = self.weight_sum != self._sum_of_weights()
         if self.stepped:
             self.step += 1
             self.weighed.clear()
