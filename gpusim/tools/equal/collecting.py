@@ -75,7 +75,12 @@ class Collector:
         steps = self.steps
         found: dict[Key, dict[int, list[Event]]] = {}
         for rank in trace.by_rank:
+            # What a later stage of a pipeline is given is no input of the whole model.
+            messages = rank.end.get("messages") or [("", 0)]
+            later = messages[0][0] == "recv"
             for event in rank.events:
+                if later and event.kind == "input":
+                    continue
                 if event.step > steps or (event.step == steps and event.kind != "weight"):
                     continue
                 root, own = name(event)

@@ -190,6 +190,8 @@ class Judge:
         self.counts = tuple(
             factor for n in range(2, ranks + 1) if ranks % n == 0 for factor in (n, 1 / n)
         )
+        if found.reference.ranks > 1:
+            self.counts = self.scales
         #: Of each step: the factor of the first gradients.
         self.factor: dict[int, float] = {}
         self.sizes: dict[Any, float] = {}
@@ -435,12 +437,10 @@ class Judge:
         whole = whole_of(item)
         if whole is None or not whole.ndim:
             return ""
-        # A pipeline's later stages get something else than the whole model does.
         parts = {
             rank: part
             for rank, part in item.parts().items()
             if part.ndim and part.shape[1:] == whole.shape[1:] and part.dtype == whole.dtype
-            if not self._receives_first(rank)
         }
         unknown = [rank for rank, part in parts.items() if not has_rows(whole, part, item.near)]
         if not unknown:
@@ -450,10 +450,6 @@ class Judge:
             "that the reference lacks. The candidate's ranks read data of their own, as by a seed "
             "of the rank: let the reference read the same global batch (DataLoaders are followed)"
         )
-
-    def _receives_first(self, rank: int) -> bool:
-        messages = self.found.candidate.by_rank[rank].end.get("messages") or [("", 0)]
-        return bool(messages[0][0] == "recv")
 
     def _nothing_to_say(self) -> str:
         """What is said if the programs have nothing in common that counts."""

@@ -167,15 +167,12 @@ class Tracer:
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         tag, name = self.names.of(module, None) or ("", "")
-        if not self.any_step and self.added:
-            # Another rank has the optimizer, and sends the weights.
-            self.stepped = self.weight_sum != self._sum_of_weights()
+        self._see_others_step()
         if torch.is_grad_enabled() and self.stepped:
             self.stepped = False
             self.step += 1
             self.counts.clear()
             self.weighed.clear()
-            self.added.clear()
         self.names.refresh()
         if self.given:
             self._write_given(tag)
@@ -257,6 +254,12 @@ class Tracer:
             [each for group in optimizer.param_groups for each in group["params"]],
             CLIPPED if self.clipped else "weight gradient",
         )
+
+    def _see_others_step(self) -> None:
+        """Notice that another rank, which has the optimizer, has sent the weights."""
+        if not self.any_step and self.added and self.weight_sum != self._sum_of_weights():
+            self.stepped = True
+            self.write_gradients([], "weight gradient")
 
     def _sum_of_weights(self) -> float:
         with torch.no_grad():
@@ -425,8 +428,7 @@ class Tracer:
         if self.finished:
             return
         self.finished = True
-        if not self.any_step and self.added:
-            self.stepped = self.weight_sum != self._sum_of_weights()
+        self._see_others_step()
         if self.stepped:
             self.step += 1
             self.weighed.clear()
