@@ -109,6 +109,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 #: Tests that fork this process, or compare with real processes of torch or MPI. They run in a
 #: pytest call of their own: a child of a process that holds threads of XLA or OpenMP may hang.
 FORKS = (
+    "gpusim/equal.py",  # a doctest
     "gpusim/poptorch/data",  # a doctest
     "tests/contract/test_memory.py",
     "tests/contract/test_wire_twins.py",

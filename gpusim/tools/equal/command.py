@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     say = functools.partial(note, options)
     try:
         with ends_by_signals():
-            found = run_both(reference, candidate, settings, say, options.traces)
+            found = run_both(reference, candidate, settings, say, options.traces, options.quiet)
     except FailedError:
         raise
     except Exception:  # 1 would say that the programs differ

@@ -148,7 +148,7 @@ def partitions(ranks: int, groups: Sequence[Sequence[int]] = ()) -> list[Partiti
     """The dimensions of meshes that the ranks may form: those of known groups first.
 
     >>> partitions(4)
-    [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1, 3))]
+    [((0, 1, 2, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
     """
     found: list[Partition] = []
     by_size: dict[int, list[tuple[int, ...]]] = {}

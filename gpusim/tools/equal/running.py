@@ -9,8 +9,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,15 @@ def run_both(
     settings: Settings,
     note: Callable[[str], None] = lambda text: None,
     keep: Path | None = None,
+    quiet: bool = False,
 ) -> Comparison:
-    """Run both, and compare their traces.
+    """Run both, and compare their traces; `quiet` without progress.
 
     **Raises**: FailedError if a program fails, with the end of its output.
     """
     with _folder(keep) as folder:
-        return both(
-            lambda *both: run(both[0], both[1], note), reference, candidate, settings, folder
-        )
+        runner = partial(run, note=note, quiet=quiet)
+        return both(runner, reference, candidate, settings, folder)
 
 
 @contextmanager
@@ -218,9 +219,7 @@ def by_shape(item: Any, found: Comparison) -> Any:
     return None
 
 
-def run(
-    program: Program, settings: Settings, note: Callable[[str], None] = lambda text: None
-) -> Trace:
+def run(program: Program, settings: Settings, note: Callable[[str], None], quiet: bool) -> Trace:
     """Run a program by `gpusim torchrun`, and read its trace.
 
     **Raises**: FailedError if it fails.
@@ -233,7 +232,7 @@ def run(
     words += ["--traced", json.dumps(asdict(settings)), *program.words]
     note(f"running {program}")
     output = folder / "output"
-    with waiting(f"running {program}"):
+    with nullcontext() if quiet else waiting(f"running {program}"):
         code = torchrun_in_fork(words, output)
     if code == INTERRUPTED:
         raise KeyboardInterrupt

@@ -119,7 +119,6 @@ class Tracer:
         self.clipped = False
         self.narrow: dict[str, str] = {}
         self.notes: dict[str, int] = {}
-        self.recomputed: list[tuple[str, int, str]] = []
         self.finished = False
         self.given = _weights_of(settings.weights)
 
@@ -175,13 +174,13 @@ class Tracer:
             self.weighed.clear()
         self.names.refresh()
         if self.given:
-            self._write_given(tag)
+            self._write_given()
         if not self.any_step:
             self.weight_sum = self._sum_of_weights()
-        self.write_weights(tag)
+        self.write_weights()
         if self.settings.steps and self.step >= self.settings.steps:
             raise EnoughStepsError(0)
-        self._hook_parameters(tag)
+        self._hook_parameters()
         for leaf, tensor in leaves(args):
             if tensor.dim():  # a number, as of tokens, may be the rank's or all ranks'
                 self.write("input", tag, name, leaf, tensor)
@@ -209,7 +208,7 @@ class Tracer:
 
         tensor.register_hook(write)
 
-    def _hook_parameters(self, tag: str) -> None:
+    def _hook_parameters(self) -> None:
         for owner, name, parameter in self.names.weights():
             if parameter.requires_grad and id(parameter) not in self.hooked:
                 self.hooked.add(id(parameter))
@@ -357,7 +356,7 @@ class Tracer:
 
     # ------------------------------------------------------------ writing
 
-    def write_weights(self, only: str | None = None) -> None:
+    def write_weights(self) -> None:
         """Write the parameters, unless they are written in this step."""
         for tag, name, parameter in self.names.weights():
             if (tag, name) in self.weighed or not torch.is_floating_point(parameter):
@@ -367,7 +366,7 @@ class Tracer:
                 value = piece.cut(parameter)
                 self.write("weight", piece.tag, piece.name, "", value, slice=piece.slice)
 
-    def _write_given(self, tag: str) -> None:
+    def _write_given(self) -> None:
         with torch.no_grad():
             for owner, name, parameter in self.names.weights():
                 value = self.given.pop(f"{owner}/{name}", None)

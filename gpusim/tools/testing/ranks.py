@@ -84,6 +84,8 @@ def compare(test: MarkedTest, reference_ranks: int) -> None:
         if type(cause).__name__ in ("Skipped", "SkipTest"):  # its type is another process's
             pytest.skip(str(cause))
         raise
+    except AssertionError as error:  # the verdict; the test's own come as ReplicaError
+        pytest.fail(str(error), pytrace=False)
 
 
 def wide(value: Any) -> Any:
