@@ -42,6 +42,7 @@ __all__ = [
     "disable_modes",
     "dispatch_flags_kept",
     "function_modes",
+    "in_backward",
     "innermost_vmap",
     "is_plain",
     "is_transformed",
@@ -214,3 +215,8 @@ def plain_kernels() -> Iterator[None]:
         _functorch._set_vmap_fallback_warning_enabled(True)
         torch.backends.mha.set_fastpath_enabled(fast)
         _set_onednn(onednn)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass, in which checkpoints compute modules again."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -217,4 +217,6 @@ def _reason(output: str) -> str:
     lines = [re.sub(r"^\[rank\d+\]: ", "", each).strip() for each in output.splitlines()]
     lines = [line for line in lines if "ChildFailedError" not in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    # A rank that is alone, as others have failed, says that it finds them no more.
+    errors = [line for line in errors if "Gloo connectFullMesh" not in line] or errors
     return (errors or [line for line in lines if line] or ["no output"])[-1][:300]

@@ -112,6 +112,16 @@ class Noting(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_a_backward_pass_is_noticed() -> None:
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).register_hook(lambda gradient: seen.append(private.in_backward()))
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append(private.in_backward()))
+    y.sum().backward()
+    assert seen == [True] and not private.in_backward()
+
+
 def test_only_one_of_them_hides_functions_from_modes_too() -> None:
     with Noting() as noting:
         with private.DisableTorchFunctionSubclass():

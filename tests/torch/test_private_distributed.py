@@ -470,3 +470,9 @@ def test_print_options_are_changed_in_their_place() -> None:
     torch.set_printoptions(precision=7)
     assert torch._tensor_str.PRINT_OPTS is options and options.precision == 7
     torch.set_printoptions(precision=before)
+
+
+def test_functional_collectives_are_looked_up_in_their_module() -> None:
+    for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor"):
+        assert callable(getattr(private.functional, name))
+    assert private.functional is torch.distributed._functional_collectives

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import _functional_collectives, distributed_c10d
+from torch.distributed import distributed_c10d
 
 from gpusim.maps.call_site import call_site
+from gpusim.torch.distributed.private import functional
 
 __all__ = ["Calls"]
 
@@ -68,8 +69,8 @@ class Calls:
             for module in (dist, distributed_c10d):
                 _replace(stack, module, name, wrapped)
         for name in FUNCTIONAL:
-            wrapped = self._wrap(name, getattr(_functional_collectives, name))
-            _replace(stack, _functional_collectives, name, wrapped)
+            wrapped = self._wrap(name, getattr(functional, name))
+            _replace(stack, functional, name, wrapped)
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

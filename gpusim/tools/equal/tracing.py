@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from gpusim.torch.private import DisableTorchFunctionSubclass, in_backward
+
 from .calls import Calls
 from .data import Loaders
 from .names import Names, is_wrapper
@@ -151,7 +153,7 @@ class Tracer:
                 trials_are_paused(self)
             if torch.compiler.is_compiling() or self.finished or self.paused:
                 return real(module, *args, **named)
-            if not self.stack and not _in_backward():
+            if not self.stack and not in_backward():
                 self._begin_forward(module, (args, named) if named else args)
             self.stack.append(module)
             try:
@@ -186,7 +188,7 @@ class Tracer:
                 self.write("input", tag, name, leaf, tensor)
 
     def _after_forward(self, module: nn.Module, outer: nn.Module, output: Any) -> None:
-        if is_wrapper(module) or _in_backward():
+        if is_wrapper(module) or in_backward():
             return
         own = self.names.of(module, outer)
         if own is None:
@@ -332,7 +334,7 @@ class Tracer:
     def on_logged(self, name: str, tensor: Tensor) -> None:
         """A reduction outside of a graph has a result."""
         if torch.is_floating_point(tensor) and tensor.numel() <= 4 and not self.stack:
-            if not _in_backward():
+            if not in_backward():
                 self.write("logged", "", name, "", tensor)
 
     def on_bits(self, tensor: Tensor, digest: str) -> None:
@@ -340,7 +342,7 @@ class Tracer:
         module = self.stack[-1] if self.stack else None
         own = None if module is None else self.names.of(module, self.stack[0])
         tag, name = own or ("", "")
-        again = _in_backward()
+        again = in_backward()
         leaf = "again" if again else ""
         self.write("bits", tag, name, leaf, tensor, bits=digest)
 
@@ -394,7 +396,7 @@ class Tracer:
         if count is None:
             count = self.counts[key]
             self.counts[key] += 1
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad(), DisableTorchFunctionSubclass():
             local, claim = local_of(tensor)
             if local is None:
                 return count
@@ -468,10 +470,6 @@ def noisy(value: Any) -> Any:
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return type(value)(noisy(each) for each in value)
     return value
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _weights_of(path: str) -> dict[str, Any]:

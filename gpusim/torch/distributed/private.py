@@ -55,6 +55,7 @@ __all__ = [
     "dist",
     "engines",
     "function_modes",
+    "functional",
     "generator_memory",
     "generator_position",
     "has_gpu",
@@ -70,6 +71,9 @@ __all__ = [
     "tensor_inside",
     "without_dynamo",
 ]
+
+#: Functional collectives, which DTensor calls.
+functional = _functional
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
 # be None then, and not one rank's group.
