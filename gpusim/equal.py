@@ -29,7 +29,7 @@ def watch(name: str, tensor: Tensor) -> Tensor:
 
     **Returns**: the tensor.
 
-    **Raises**: TypeError for a name that is no text.
+    **Raises**: TypeError if the name is not a string.
 
     >>> import torch
     >>> from gpusim.equal import watch

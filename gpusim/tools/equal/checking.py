@@ -25,7 +25,7 @@ DTYPES = {"float64": "float64", "keep": ""}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
+    """The result of a comparison.
 
     **Attributes**: `equal`; `text`, as `gpusim equal` prints it; `record`, as its --json.
     """

@@ -75,7 +75,7 @@ class Collector:
         steps = self.steps
         found: dict[Key, dict[int, list[Event]]] = {}
         for rank in trace.by_rank:
-            # What a later stage of a pipeline is given is no input of the whole model.
+            # A later stage of a pipeline receives activations, and not the model's input.
             messages = rank.end.get("messages") or [("", 0)]
             later = messages[0][0] == "recv"
             for event in rank.events:

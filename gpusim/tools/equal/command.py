@@ -150,7 +150,7 @@ def programs(options: argparse.Namespace) -> tuple[Program, Program]:
         if script is None:
             raise UsageError("--reference, --candidate: expected a script")
         if own[0] != "-m" and not Path(script).exists():
-            raise FileNotFoundError(2, "there is no such file", script)
+            raise FileNotFoundError(2, "No such file or directory", script)
     how = ["--seed", str(options.seed)]
     how += ["--device", options.device] if options.device else []
     how += ["--reduction", options.reduction] if options.reduction else []

@@ -56,11 +56,12 @@ SMALL = 1e-3
 
 @dataclass
 class Comparison:
-    """What two traces have in common.
+    """The comparison of two traces.
 
     **Attributes**: `items`, in the order of the reference; `first`, the first without a relation
     that matters; `claims`, DTensors that are not what their placements say; `skipped`, tensors that
-    are not compared, with reasons; `said`, sentences; `failure`, why there is no answer.
+    are not compared, with reasons; `said`, sentences; `failure`, why there is
+    no comparison.
     """
 
     reference: Trace
@@ -428,7 +429,7 @@ class Judge:
         self.found.items.sort(key=lambda item: (item.step, item.order, item.added))
 
     def _different_data(self) -> str:
-        """What is said if both read other data: nothing else says anything then."""
+        """A message if the programs read different data, which makes all else meaningless."""
         inputs = [item for item in self.found.compared if item.kind == "input" and item.step == 0]
         wrong = [item for item in inputs if not item.related]
         if not inputs or not wrong or len(wrong) < len(inputs):
@@ -452,7 +453,7 @@ class Judge:
         )
 
     def _nothing_to_say(self) -> str:
-        """What is said if the programs have nothing in common that counts."""
+        """A message if nothing essential could be compared."""
         steps = [min(trace.ends("steps")) for trace in (self.found.reference, self.found.candidate)]
         if not all(steps) and any(steps):
             lacks = "candidate" if steps[0] else "reference"

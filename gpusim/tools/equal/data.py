@@ -1,4 +1,4 @@
-"""What DataLoaders read: the indices of each batch, and the same batches for the reference.
+"""Indices of the batches that DataLoaders read, and the same batches for the reference.
 
 Where a program reads by rank (a DistributedSampler, accelerate's shards), the reference on one rank
 would see a part of the global batch. So the candidate runs first and its ranks' indices are noted.

@@ -40,7 +40,7 @@ WORDS = {
     "norm": "",
     "watched": "watched tensor ",
 }
-"""What stands before a tensor's name, where it is not its kind."""
+"""The text before a tensor's name, for kinds whose own name does not fit."""
 UNLIKE = "the microbatches have different shapes"
 
 
@@ -165,7 +165,7 @@ def first_of(whole: Any) -> Array:
 
 
 def arrangements(item: Item) -> Iterator[tuple[Array, Parts]]:
-    """What may be the whole tensor and its parts."""
+    """Yield candidates for the whole tensor, each with its parts."""
     ways: list[How] = [0]
     if item.calls > 1:
         ways += [1, "same"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .relations import Array, Near, contains
@@ -142,8 +142,8 @@ def _moves(numbers: Mapping[int, int]) -> bool:
     return any(one != other for one, other in numbers.items())
 
 
-def _span(numbers: object) -> str:
-    own = sorted(numbers)  # type: ignore[call-overload]
+def _span(numbers: Iterable[int]) -> str:
+    own = sorted(numbers)
     return f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
 
 

@@ -132,7 +132,7 @@ class Tracer:
         # plans and FSDP2 have: what the outer module gets is what the call returns.
         stack.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
         call = self._calling(nn.Module.__call__)
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        setattr(nn.Module, "__call__", call)  # noqa: B010  # mypy refuses to assign a method
         hooks = [
             torch_module.register_module_module_registration_hook(self.names.note_child),
             torch_optimizer.register_optimizer_step_pre_hook(self._before_step),
