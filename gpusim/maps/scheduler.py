@@ -717,6 +717,8 @@ class Scheduler:
         self.waiting_for_instances = 0  # replicas that wait for other instances
         # First come, first served: so in turns the order follows from the program.
         self.ready: deque[ReplicaThread] = deque()
+        #: Which of so many ready replicas is next: 0 unless another order is asked for.
+        self.pick: Callable[[int], int] | None = None
         # Those that have a thread and have not ended.
         self.started: set[ReplicaThread] = set()
         # Rendezvous at which some replicas have arrived, and some have not.
@@ -744,6 +746,8 @@ class Scheduler:
         """
         own: ReplicaThread | None = None
         while self.running < self.slots and self.ready:
+            if self.pick is not None:
+                self.ready.rotate(-self.pick(len(self.ready)))
             replica = self.ready.popleft()
             self.running += 1
             replica.turns += 1

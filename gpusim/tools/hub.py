@@ -82,8 +82,8 @@ def hub(
 
     **Arguments**:
 
-    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit`, `trace`, `verbose` and `quiet`
-      of the `command`.
+    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit`, `trace`, `check`, `verbose` and
+      `quiet` of the `command`.
     - `devices`: how many GPUs the CPU plays in each process; 0 for none.
     - `first`: the number of the script's first world; those from the second on have records of
       their own.
@@ -378,6 +378,13 @@ class Hub:
             f"world {number}: {forming.size} rank{'s' * (forming.size > 1)}, processes that the "
             f"program has started; sums: {self.options.reduction or 'linear'}",
         )
+        if self.options.command == "run" and self.options.check:
+            print(
+                f"gpusim run: check: the {forming.size} ranks of world {number} are not checked; "
+                "gpusim torchrun --check checks ranks, and starts them itself",
+                file=sys.stderr,
+                flush=True,
+            )
         own, far = socket.socketpair()
         process = os.fork()
         if not process:

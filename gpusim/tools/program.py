@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
 
-__all__ = ["run", "split"]
+__all__ = ["CANNOT_OPEN", "run", "split"]
 
 CANNOT_OPEN, FAILED = 2, 1  # Python's exit codes
 IMPORTING = ("_bootstrap", "_bootstrap_external", "util")

@@ -15,6 +15,7 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -28,6 +29,7 @@ from gpusim.runtime import environment
 from gpusim.runtime.world import World
 from gpusim.tools import options as shared_options
 from gpusim.tools import program
+from gpusim.tools.findings import add_check_report, check_report_target, show_findings
 from gpusim.tools.hub import hub
 from gpusim.tools.options import WRONG, UsageError, note, whole_number
 from gpusim.tools.outputs import tagged_output
@@ -63,6 +65,10 @@ NO_INPUT = "with --only-rank R, rank R alone has the standard input"
 NO_PRELOAD = "--preload is for ranks as processes; threads share what one of them imports"
 
 PRELOAD_HERE = "--preload is for the processes of one instance: leave out --instances"
+
+CHECK_HERE = "--check is for the ranks of one instance: leave out --instances"
+
+ORDERS_TAKE_TURNS = "--orders and --check-order are orders of turns: leave out --schedule free"
 
 NO_THREADS = "--instances runs ranks as processes: leave out --threads"
 
@@ -220,6 +226,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="show the output of this rank alone, without its tag; breakpoint() stops in this "
         "rank alone",
     )
+    add_check(parser)
     parser.add_argument("--traced", help=argparse.SUPPRESS)  # gpusim equal's settings, as JSON
     parser.add_argument(
         "--explain",
@@ -227,6 +234,42 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         nargs=0,
         help="print the table of what a rank has to itself, as process and as thread, and exit",
     )
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """Add --check, with the engine as a part of the option: a value could be the script."""
+    from_engine = {
+        "": "look for what all ranks agree on and that is wrong or would not survive a cluster: "
+        "results read before they are there, gradients that are never reduced, orders that hang. "
+        "Operands are checked by the rules of the backend that the script names",
+        "nccl": "the same, by NCCL's rules",
+        "gloo": "the same, by gloo's rules",
+    }
+    checks = parser.add_mutually_exclusive_group()
+    for engine, text in from_engine.items():
+        checks.add_argument(
+            f"--check={engine}" if engine else "--check",
+            dest="check",
+            action="store_const",
+            const=engine,
+            help=text,
+        )
+    add_check_report(parser)
+    parser.add_argument(
+        "--orders",
+        type=whole_number(1),
+        default=0,
+        metavar="N",
+        help="run the script N times more: async calls complete at the earliest moment, and at "
+        "drawn ones, and ranks take their turns in drawn orders. Values that differ are named",
+    )
+    parser.add_argument(
+        "--check-order",
+        type=whole_number(0),
+        metavar="K",
+        help="run the script in order K of --orders alone",
+    )
+    parser.add_argument("--check-values", type=Path, help=argparse.SUPPRESS)  # of --orders
 
 
 class Explain(argparse.Action):
@@ -277,7 +320,19 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(PRELOAD_HERE)
     if options.preload and not runs_processes(options):
         raise UsageError(NO_PRELOAD)
+    asked = (options.check_report, options.check_order, options.orders or None)
+    if options.check is None and any(each is not None for each in asked):
+        options.check = ""
+    if options.check is not None and options.instances > 1:
+        raise UsageError(CHECK_HERE)
+    check_report_target(options)
+    if options.schedule == "free" and (options.orders or options.check_order is not None):
+        raise UsageError(ORDERS_TAKE_TURNS)
     shared_options.check_records(options)
+    if options.orders:
+        from gpusim.tools.orders import run_orders
+
+        return run_orders(options)
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
@@ -347,6 +402,7 @@ def run_on(
     from gpusim.torch.distributed.launching import run_ranks
     from gpusim.torch.distributed.private import has_gpu
 
+    check = check_of(options)
     ranks = len(environments)
     processes = world.instances > 1 or runs_processes(options)
     seed = base_seed(world, options.seed)
@@ -377,6 +433,7 @@ def run_on(
                 leaves_blocked=True,
                 seed=seed,
                 preload=options.preload,
+                check=check or False,
             )
         except GpusimError as error:
             failure = error
@@ -386,8 +443,9 @@ def run_on(
         show_summary(recorder, ranks)
     if interrupt is not None:
         return interrupted(interrupt)
+    found = 0 if check is None else show_check(options, check, failure is not None)
     if failure is None:
-        return 0
+        return found
     if world.instance:
         return 1
     show(failure, options.only_rank if processes else None)
@@ -413,6 +471,26 @@ def runs_processes(options: argparse.Namespace) -> bool:
     if options.processes or options.threads:
         return bool(options.processes)
     return sys.platform == "linux" and (options.device == "cpu" or not has_gpu())
+
+
+def check_of(options: argparse.Namespace) -> Any:
+    """The check that the options ask for; None without."""
+    if options.check is None:
+        return None
+    from gpusim.torch.distributed.checks import Check
+
+    keeps = options.check_values is not None
+    return Check(options.check, is_script=True, order=options.check_order, keeps_values=keeps)
+
+
+def show_check(options: argparse.Namespace, check: Any, failed: bool) -> int:
+    """Show the findings of a check, and write them; the exit code."""
+    code = show_findings(options, check.findings, str(check))
+    if options.check_values is not None:
+        findings = [each.as_json() for each in check.findings]
+        left = {"values": check.values, "findings": findings, "failed": failed}
+        options.check_values.write_text(json.dumps(left))
+    return code
 
 
 def base_seed(world: World, given: int | None) -> int:

@@ -95,16 +95,18 @@ def run(
     *,
     gpu: bool = False,
     preload: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Run:
     """Run a program with its arguments in a folder, which is made; see `Run`.
 
-    `gpu`: the host plays GPUs. `preload`: what simulated ranks import once.
+    `gpu`: the host plays GPUs. `preload`: what simulated ranks import once. `more`: options of the
+    launcher.
     """
     for name in ("digests", "work", "now"):
         (folder / name).mkdir(parents=True)
     script, *arguments = shlex.split(program)
     ways = ["--standalone"] if launcher == "gloo" else GPUS if gpu else HOST
-    ways = [*ways, *(f"--preload={module}" for module in preload)]
+    ways = [*ways, *more, *(f"--preload={module}" for module in preload)]
     command = [*LAUNCHERS[launcher], *ways, "--nproc-per-node", str(ranks)]
     command += [str(PROGRAMS / script), *arguments]
     own = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}

@@ -39,6 +39,7 @@ LANES = {
 #: claim with many cases has some in each run. What changes seldom touch has small shares: work on
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
+    "tests/check/test_page.py": 0.2,
     "tests/collectives": 0.3,
     "tests/compiled": 0.5,
     "tests/contract": 0.3,
@@ -71,6 +72,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torch": (
         (
             "tests/torch",
+            "tests/check",
             "tests/tools/test_equal*.py",
             "tests/tools/test_run.py",
             "tests/tools/test_torchrun*.py",
@@ -111,6 +113,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 FORKS = (
     "gpusim/equal.py",  # a doctest
     "gpusim/poptorch/data",  # a doctest
+    "tests/check",
     "tests/contract/test_memory.py",
     "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",

@@ -55,6 +55,7 @@ PERMITTED: dict[bool, list[str]] = {
 # The same inside of torch.distributed, at run time.
 ROOMS = """
     launching
+    checks
     runners
     calls accelerator
     own

@@ -173,6 +173,15 @@ def test_checkpoint(rank):
     if rank == 0:
         torch.save({}, "model.pt")
         dist.barrier()
+
+
+@pytest.mark.ranks(4)
+def test_mean(rank):
+    x = torch.full((3,), float(rank))
+    work = dist.all_reduce(x, async_op=True)
+    mean = x / 4
+    work.wait()
+    assert (x == 6).all()
 """
 
 
@@ -190,7 +199,7 @@ def test_failures_look_as_the_page_shows(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_page=FAILING)
     out = Result(pytester.runpytest_inprocess(*OPTIONS)).out
     blocks = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for block in blocks:
         shown = re.sub(r"_{5,}", "_____", f"...{block}...")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import DefaultDeviceType
 
 from gpusim.torch.distributed import launch, private, private_groups
@@ -476,3 +477,30 @@ def test_functional_collectives_are_looked_up_in_their_module() -> None:
     for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor"):
         assert callable(getattr(private.functional, name))
     assert private.functional is torch.distributed._functional_collectives
+
+
+def test_new_group_makes_its_group_by_a_function_of_the_module() -> None:
+    owner, name = private_groups.GROUP_MAKER
+    assert owner is c10d and f"return {name}(" in inspect.getsource(c10d.new_group)
+    names = list(inspect.signature(getattr(owner, name)).parameters)
+    assert names.index("ranks") == 0 and names.index("use_local_synchronization") == 5
+
+
+def test_function_modes_do_not_see_calls_in_a_block() -> None:
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, *rest: Any) -> Any:
+            seen.append(function)
+            return function(*rest[1], **(rest[2] if len(rest) > 2 else {}))
+
+    x = torch.ones(2)
+    with Mode():
+        with private.without_function_modes():
+            x.stride()
+            with private.without_function_modes():
+                x.numel()
+            x.stride()
+        assert not seen
+        x.numel()
+    assert len(seen) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from .ipu_torch import (
     strided_group_norm,
     with_int64_indices,
 )
+from .reads import watch
 from .results import CHECKED, GRADIENT, INVALID
 
 __all__ = [
@@ -49,11 +50,13 @@ class ModelContext:
     - `training`: whether it is trained.
     - `compiling`: whether it is compiled: its code may run, but only for the shapes.
     - `options`: PopTorch's options, or None.
+    - `replicas`: the numbers, in the whole program, of the replicas here.
     """
 
     training: bool
     compiling: bool
     options: Any
+    replicas: Sequence[int] = (0,)
 
 
 MODEL_CONTEXT: ContextVar[ModelContext | None] = ContextVar("gpusim model context", default=None)
@@ -117,9 +120,11 @@ class ForwardMode(TorchFunctionMode):
         draws: Draws,
         substitutes: Mapping[int, Tensor],
         wanted: frozenset[str] = frozenset(),
+        replica: int | None = None,
     ) -> None:
         """`substitutes` are the replica's tensors by the ids of the model's, which they replace
-        wherever the model uses these. `wanted` are the names of anchored tensors."""
+        wherever the model uses these. `wanted` are the names of anchored tensors. `replica` is the
+        place of the replica among those here, None where the pass stands for all of them."""
         super().__init__()
         self.draws = draws
         self.losses = LossFinder(self.substitute)
@@ -139,6 +144,8 @@ class ForwardMode(TorchFunctionMode):
         popart = {} if options is None else options._Popart.options
         self._checked = bool(popart.get(CHECKED, False))
         self._strided = bool(popart.get(STRIDED, False))
+        numbers = (0,) if context is None else context.replicas
+        self._watch = watch(numbers if replica is None else [numbers[replica]])
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
@@ -147,6 +154,8 @@ class ForwardMode(TorchFunctionMode):
     def active(self) -> Iterator[None]:
         """Run the forward pass inside the block."""
         token = _mode.set(self)
+        if self._watch is not None:
+            self._watch.begin([*self._substitutes.values(), *self.inputs])
         try:
             with self.losses.active(), recording() as self.blocks, self:
                 yield
@@ -176,10 +185,14 @@ class ForwardMode(TorchFunctionMode):
         if self._checked and getattr(func, "__name__", "") in ORDERED:
             name = f"{INVALID}comparison {len(self.anchored)}"
             self.anchored[name] = torch.stack([x.isnan().any() for x in operands]).any()
+        if self._watch is not None:
+            self._watch.before(func, args, kwargs)
         result = call(func, args, kwargs)
         results = _tensors(result)
         outcome = operands[:1] if func is Tensor.__setitem__ else results
         mark(outcome, on_host)
+        if self._watch is not None:
+            self._watch.after(operands, outcome)
         self.losses.record(func, operands, outcome)
         if self.blocks is not None and outcome:
             self.blocks.record(func, operands, outcome)
@@ -190,6 +203,8 @@ class ForwardMode(TorchFunctionMode):
         if copies:
             result = tree_map_only(Tensor, lambda x: copies.get(id(x), x), result)
             mark(_tensors(result), on_host)
+            if self._watch is not None:
+                self._watch.after(operands, _tensors(result))
         return result
 
     def check(self, outputs: list[Tensor]) -> None:

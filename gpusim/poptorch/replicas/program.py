@@ -224,7 +224,7 @@ def compile_model(
         return threads
 
     make = {"lockstep": in_lockstep, "threads": in_threads}
-    compiling = ModelContext(training=training, compiling=True, options=options)
+    compiling = ModelContext(training, compiling=True, options=options, replicas=numbers)
     running = replace(compiling, compiling=False)
     with in_context(compiling):
         if execution is not None:

@@ -172,6 +172,7 @@ class Threads:
         def replica(index: Tensor) -> tuple[()]:
             i = int(index)
             found[i] = self._run_one(
+                i,
                 {name: self._leaf(name, x[i]) for name, x in batch.parameters.items()},
                 {name: x[i].detach().clone() for name, x in batch.buffers.items()},
                 [x[i].detach().clone() for x in batch.inputs],
@@ -191,6 +192,7 @@ class Threads:
 
     def _run_one(
         self,
+        index: int,
         parameters: dict[str, Tensor],
         buffers: dict[str, Tensor],
         inputs: list[Tensor],
@@ -201,7 +203,7 @@ class Threads:
         leaves = [*state.values(), *inputs]
         versions = [x._version for x in leaves]
         memory = self._state.memory(state, inputs)
-        mode = ForwardMode(draws, self._state.substitutes(state), self._wanted)
+        mode = ForwardMode(draws, self._state.substitutes(state), self._wanted, index)
         mode.inputs = inputs
         for parameter in parameters.values():
             parameter._is_param = True  # isinstance(x, torch.nn.Parameter) looks at it

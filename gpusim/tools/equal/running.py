@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.tools import torchrun
+from gpusim.tools.forked import options_of, torchrun_in_fork
 from gpusim.tools.progress import waiting
 
 from .comparing import Comparison, compare
@@ -233,7 +229,7 @@ def run(program: Program, settings: Settings, note: Callable[[str], None], quiet
     note(f"running {program}")
     output = folder / "output"
     with nullcontext() if quiet else waiting(f"running {program}"):
-        code = torchrun_in_fork(words, output)
+        code = torchrun_in_fork(options_of(words), output)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     # A rank ends as its first forward pass after the last step begins. One that has to wait for
@@ -258,47 +254,6 @@ def whole_trace(folder: Path, failed: bool, deadlock: bool, steps: int) -> Trace
         return None
     made = [own.end.get("steps") or 0 for own in trace.by_rank]
     return None if failed and not (deadlock and steps and max(made) >= steps) else trace
-
-
-def torchrun_in_fork(words: list[str], output: Path) -> int:
-    """Run `gpusim torchrun` in a fork, which has torch imported; its exit code."""
-    import torch  # noqa: F401  # once, before both forks
-
-    parser = argparse.ArgumentParser()
-    torchrun.add(parser.add_subparsers(dest="command"))
-    options = parser.parse_args(["torchrun", *words])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if not process:
-        code = 1
-        try:
-            # Those of the command above end this fork; the ranks' command has its own.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            null = os.open(os.devnull, os.O_RDONLY)
-            for mine, own in ((null, 0), (file, 1), (file, 2)):
-                os.dup2(mine, own)
-            code = torchrun.run(options)
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    try:
-        _, status = os.waitpid(process, 0)
-    except BaseException:
-        # Ctrl-C reaches the fork too, which ends its ranks; any other end is told to it.
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process, signal.SIGTERM)
-            os.waitpid(process, 0)
-        raise
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 def merged(ranks: list[list[list[Any]]]) -> list[list[Any]] | None:

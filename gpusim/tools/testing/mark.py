@@ -14,6 +14,9 @@ from gpusim.runtime import environment
 
 __all__ = ["RanksMark", "count_of", "has_own_rank", "mark_of", "parametrize", "prepare"]
 
+ENGINES = ("nccl", "gloo")
+"""Whose rules `check` can name: those of `gpusim.torch.distributed.checks`."""
+
 SHARED_BY_RANKS = ("capfd", "capfdbinary", "capsysbinary", "capteesys", "subtests")
 """pytest's fixtures that ranks cannot share."""
 
@@ -36,6 +39,7 @@ class RanksMark:
     axis: str | None = None
     processes: bool = False
     equals: int | None = None
+    check: bool | str = True
 
     def __post_init__(self) -> None:
         counts = self.counts
@@ -61,6 +65,8 @@ class RanksMark:
             raise ValueError(f"axis={self.axis!r}: expected no processes=True")
         if self.processes and self.schedule != "turns":
             raise ValueError(f"schedule={self.schedule!r}: expected no processes=True")
+        if not (isinstance(self.check, bool) or self.check in ENGINES):
+            raise ValueError(f"check={self.check!r}: expected True, False, 'nccl' or 'gloo'")
         if self.equals is not None:
             self._check_equals()
         self._check_reduction()

@@ -272,7 +272,8 @@ class MarkedTest:
 
         environments = [environment_of(rank, self.count, self.count) for rank in range(self.count)]
         around = self.outputs.of_rank
-        run_ranks(run, environments, self.mark.reduction, self.mark.schedule, around=around)
+        how = (self.mark.reduction, self.mark.schedule)
+        run_ranks(run, environments, *how, around=around, check=self.mark.check)
 
     def map(self, arguments: Sequence[dict[str, Any]]) -> None:
         """Run the ranks as gpusim.pmap does."""
@@ -312,6 +313,7 @@ class MarkedTest:
             rank = min(rank for rank, other in self.failed.items() if alike(other, first))
             failure = self.failed[rank]
             notes = [f"rank {rank} of {self.count} failed", *self.describe(rank)]
+            notes += [str(error)] if type(error).__name__ == "CheckError" else []
             raise with_notes(failure.error, notes).with_traceback(shown_trace(failure.trace))
         if error is not None:
             own = ((rank, of_user(trace)) for rank, trace in sorted(self.ended.items()))

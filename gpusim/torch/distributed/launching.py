@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...collectives import dispatch
 from ...errors import GpusimError
@@ -16,6 +17,9 @@ from .calls.folds import ReductionLike, as_chooser
 from .own.seeds import as_seed
 from .private import has_gpu
 from .runners.threads import Around, Launch, Rank, environment_of
+
+if TYPE_CHECKING:
+    from .checks import Check
 
 __all__ = ["launch", "run_ranks"]
 
@@ -39,6 +43,7 @@ def launch(
     processes: bool = False,
     address: str = "127.0.0.1",
     seed: int = 0,
+    check: bool | str | Check = False,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -70,6 +75,10 @@ def launch(
     - `seed`: the base seed. Generators that a rank does not seed start with states that follow from
       it and from the rank's number: torch's, NumPy's global one, and Python's `random`. So ranks
       differ, as processes do, and runs repeat. The caller's own generators have no part in it.
+    - `check`: True looks for programs whose ranks agree and that are wrong or would not survive
+      NCCL: results read before they are there, gradients that are never reduced, and more; see
+      the page "Programs whose ranks agree". "nccl" and "gloo" check operands by this engine's rules
+      whatever the program names. A `Check` is the same, and keeps the findings.
 
     **Returns**: what each rank returned; None for one that calls `sys.exit()`. Processes can hand
     back tensors, NumPy arrays and plain data: what `torch.load(weights_only=True)` reads.
@@ -81,6 +90,7 @@ def launch(
     - CollectiveMismatchError: if ranks make calls that differ, naming both.
     - DeadlockError: as soon as no rank can go on, naming what each waits for.
     - InstanceError: if an instance of the World is gone, with its ranks.
+    - CheckError: if the check has findings, and the ranks end well.
     - GpusimError: inside of another launch.
 
     >>> import torch, torch.distributed as dist
@@ -109,6 +119,7 @@ def launch(
         device,
         processes,
         seed=seed,
+        check=check,
     )
 
 
@@ -124,11 +135,13 @@ def run_ranks(
     leaves_blocked: bool = False,
     seed: int = 0,
     preload: Sequence[str] = (),
+    check: bool | str | Check = False,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`.
 
     `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code. `preload`: modules
-    that are imported once, before ranks are forked, if they are processes.
+    that are imported once, before ranks are forked, if they are processes. `check` is as in
+    `launch`; the findings of a `Check` that is given are its own, and raise nothing.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
@@ -144,6 +157,7 @@ def run_ranks(
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     seed = as_seed(seed, "launch: seed")
+    checking = as_check(check)
     chooser = as_chooser(reduction, "launch: reduction")
     recorder = recorder or recording.block_recorder
     if not _launching.acquire(blocking=False):
@@ -168,9 +182,25 @@ def run_ranks(
         with without_world():  # which ranks do not enter
             found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
             found.preload = preload
+            found.check = checking
+            if checking is not None:
+                found.scheduler.pick = checking.pick_turns()
             found.scheduler.leaves_blocked = leaves_blocked
             found.scheduler.caller = "torchrun" if leaves_blocked else "launch"
-            return found.execute()
+            with checking or nullcontext():
+                results = found.execute()
     finally:
         dispatch.record_call = recorded
         _launching.release()
+    if checking is not None and checking is not check:
+        checking.raise_findings()
+    return results
+
+
+def as_check(given: bool | str | Check) -> Check | None:
+    """The check of a launch; None without one, for which nothing is imported."""
+    if given is False:
+        return None
+    from .checks import as_check
+
+    return as_check(given)

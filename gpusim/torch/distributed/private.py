@@ -64,12 +64,16 @@ __all__ = [
     "is_wrapper",
     "parse_to",
     "profiler",
+    "put_mode_below",
     "replace",
     "saves_in_thread",
     "serialization",
+    "take_mode_out",
     "unpickler",
     "tensor_inside",
     "without_dynamo",
+    "without_function_modes",
+    "without_modes",
 ]
 
 #: Functional collectives, which DTensor calls.
@@ -409,6 +413,45 @@ def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     else:
         stack.callback(delattr, owner, name)
     setattr(owner, name, new)
+
+
+def put_mode_below(mode: Any) -> None:
+    """Put a dispatch mode on the calling thread's stack, below all others that are the program's.
+
+    torch's flags, which say whether a program has modes, stay as they are.
+    """
+    others = _program_modes()
+    for _ in others:
+        core._pop_torch_dispatch_stack(None)
+    for each in (mode, *others):
+        core._push_on_torch_dispatch_stack(each)
+
+
+def take_mode_out(mode: Any) -> None:
+    """Take the mode from the calling thread's stack, wherever it is."""
+    modes = _program_modes()
+    for _ in modes:
+        core._pop_torch_dispatch_stack(None)
+    for each in modes:
+        if each is not mode:
+            core._push_on_torch_dispatch_stack(each)
+
+
+#: A block in which function modes and subclasses do not see calls of torch.
+without_function_modes: Any = core.DisableTorchFunction
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """A block whose operators no mode and no subclass sees, and that records no derivatives."""
+    with core._DisableTorchDispatch(), core.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+def _program_modes() -> list[Any]:
+    """The dispatch modes of the calling thread that are not torch's own, the lowest first."""
+    stack = map(core._get_dispatch_stack_at, range(core._len_torch_dispatch_stack()))
+    return [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
 
 
 def saves_in_thread(function: Any) -> bool:

@@ -36,6 +36,7 @@ from .private import (
 )
 
 __all__ = [
+    "GROUP_MAKER",
     "RanksWorld",
     "groups_of",
     "is_registered",
@@ -43,6 +44,9 @@ __all__ = [
     "ranks_as_threads",
     "stores_are_met",
 ]
+
+GROUP_MAKER = (c10d, "_new_group_with_tag")
+"""Where torch keeps the function by which new_group, and all that calls it, makes a group."""
 
 
 class RanksWorld(threading.local):

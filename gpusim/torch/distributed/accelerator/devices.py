@@ -30,6 +30,7 @@ from .attention import attention
 from .batch_norm import KERNELS
 from .generators import DRAWS, RANDOM, GpuGenerators, draws, position
 from .marks import ON_CPU, mark, mark_all, mark_of, mark_of_all
+from .watching import HOST_READS, StreamWatch
 
 __all__ = [
     "CPU",
@@ -215,6 +216,10 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
         #: The GPU of the backward pass that runs: tensors of unknown origin live there.
         self.backward: int | None = None
         self.generators = GpuGenerators(count, seed_of)
+        #: Whether an operator runs that copies between devices: a clone, here.
+        self.is_moving = False
+        #: What hears of streams, where the program is checked.
+        self.stream_watch: StreamWatch | None = None
 
     def __enter__(self) -> CpuAsCuda:
         _local.mode = self
@@ -233,6 +238,9 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
         a mark.
         """
         before, self.backward = self.backward, mark_of_all(args)
+        stream_watch = self.stream_watch
+        if stream_watch is not None:
+            stream_watch.backward_begins()
         under = any(mode is self for mode in function_modes())
         if not under:
             TorchFunctionMode.__enter__(self)
@@ -242,6 +250,14 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
             if not under:
                 TorchFunctionMode.__exit__(self, None, None, None)
             self.backward = before
+            if stream_watch is not None:
+                stream_watch.backward_ends()
+
+    def synchronize(self, device: Any = None, what: str = "torch.cuda.synchronize()") -> None:
+        """Let the host wait for a device, whose work is done."""
+        self.index(device)
+        if self.stream_watch is not None:
+            self.stream_watch.host_waits(None, what)
 
     def mark_of(self, tensor: Tensor) -> int | None:
         """Where a tensor lives, as far as it is known."""
@@ -277,7 +293,8 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
         if serve is not None:
             return serve(self, function, args, kwargs)
         index: int | None = None
-        if kwargs.get("pin_memory"):
+        pins = bool(kwargs.get("pin_memory"))
+        if pins:
             kwargs, index = {**kwargs, "pin_memory": False}, ON_CPU
         device = kwargs.get("device")
         if device is None and function in CONSTRUCTORS:
@@ -291,7 +308,10 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
                 index = ON_CPU
         if function in SHARING:
             return self._share(function, args, kwargs, index)
-        return self._call(function, args, kwargs, index)
+        result = self._call(function, args, kwargs, index)
+        if pins and self.stream_watch is not None:
+            self.stream_watch.pinned(result, True)
+        return result
 
     def _call(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
@@ -356,12 +376,18 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
 
     # Calls that copy, or that ask where a tensor is
 
-    def _move(self, source: Tensor, result: Any, index: int) -> Any:
+    def _move(self, source: Tensor, result: Any, index: int, at_once: bool = True) -> Any:
         """The result of moving a tensor to a device: a copy, unless it is there."""
         before = self.mark_of(source)
         if result is source and before != index:
-            result = result.clone()
+            self.is_moving = True
+            try:
+                result = result.clone()
+            finally:
+                self.is_moving = False
         mark(result, index)
+        if self.stream_watch is not None and before != index:
+            self.stream_watch.moved(source, result, before, index, at_once)
         return result
 
     def _to(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -384,7 +410,10 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
             if before is not None:
                 mark_all(result, before)
             return result
-        return self._move(source, result, index)
+        # .to(device, dtype, non_blocking, copy) and .to(other, non_blocking, copy)
+        flags = [each for each in args[2:] if isinstance(each, bool)]
+        at_once = not (kwargs.get("non_blocking") or (flags and flags[0]))
+        return self._move(source, result, index, at_once)
 
     def _cuda(self, function: Any, args: Any, kwargs: Any) -> Any:
         source, *rest = args
@@ -393,7 +422,8 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
         if rest:
             named["non_blocking"] = rest[0]
         index = self.index(device)
-        return self._move(source, Tensor.to(source, CPU, **named), index)
+        at_once = not named.get("non_blocking")
+        return self._move(source, Tensor.to(source, CPU, **named), index, at_once)
 
     def _cpu(self, function: Any, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -455,7 +485,24 @@ class CpuAsCuda(Numbers, TorchFunctionMode):
         return False
 
     def _pin_memory(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self.stream_watch is not None:
+            self.stream_watch.pinned(args[0], False)
         return args[0]
+
+    def _copy(self, function: Any, args: Any, kwargs: Any) -> Any:
+        result = self._call(function, args, kwargs, None)
+        if self.stream_watch is not None:
+            source = args[1] if len(args) > 1 else kwargs["src"]
+            late = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            self.stream_watch.copied(args[0], source, not late)
+        return result
+
+    def _read_by_host(self, function: Any, args: Any, kwargs: Any) -> Any:
+        result = self._call(function, args, kwargs, None)
+        if self.stream_watch is not None:
+            tensor = args[0] if args else kwargs.get("input")
+            self.stream_watch.host_reads(tensor, getattr(function, "__name__", "unique"))
+        return result
 
     def _attend(self, function: Any, args: Any, kwargs: Any) -> Any:
         result = attention(*args, **kwargs)
@@ -489,6 +536,8 @@ SERVED: dict[Any, Callable[..., Any]] = {
     torch.get_device: CpuAsCuda._get_device,
     Tensor.is_pinned: CpuAsCuda._is_pinned,
     Tensor.pin_memory: CpuAsCuda._pin_memory,
+    Tensor.copy_: CpuAsCuda._copy,
+    **dict.fromkeys(HOST_READS, CpuAsCuda._read_by_host),
     _properties.device.__get__: CpuAsCuda._device,
     _properties.is_cuda.__get__: CpuAsCuda._is_cuda,
     _properties.is_cpu.__get__: CpuAsCuda._is_cpu,

@@ -17,11 +17,22 @@ from torch import Tensor
 
 from ..private import is_wrapper, tensor_inside
 
-__all__ = ["ON_CPU", "gpu_of", "mark", "mark_all", "mark_of", "mark_of_all"]
+__all__ = [
+    "ON_CPU",
+    "gpu_of",
+    "mark",
+    "mark_all",
+    "mark_of",
+    "mark_of_all",
+    "mark_on",
+    "storage_of",
+]
 
 ON_CPU = -1
 _NAME = "gpusim_device"
 _PLAIN = (Tensor, torch.nn.Parameter)
+# torch's own, as a check hears of a program's calls, and marks are looked up for each operator.
+_storage_of_plain = Tensor.untyped_storage
 
 
 @functools.lru_cache(maxsize=256)
@@ -29,7 +40,7 @@ def _is_wrapper(kind: type) -> bool:
     return is_wrapper(kind)
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
     """The storage that a tensor's mark is on; None for tensors without memory of their own."""
     while type(tensor) not in _PLAIN and _is_wrapper(type(tensor)):
         inside = tensor_inside(tensor)
@@ -37,14 +48,19 @@ def _storage(tensor: Tensor) -> Any:
             return None
         tensor = inside
     try:
-        return tensor.untyped_storage()
+        return _storage_of_plain(tensor)
     except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
         return None
 
 
 def mark_of(tensor: Tensor) -> int | None:
     """The number of a tensor's GPU, `ON_CPU`, or None where it is not known."""
-    return getattr(_storage(tensor), _NAME, None)
+    return mark_on(storage_of(tensor))
+
+
+def mark_on(storage: Any) -> int | None:
+    """The mark of a storage."""
+    return getattr(storage, _NAME, None)
 
 
 def gpu_of(tensor: Tensor) -> int | None:
@@ -55,7 +71,7 @@ def gpu_of(tensor: Tensor) -> int | None:
 
 def mark(tensor: Tensor, index: int) -> None:
     """Note where a tensor lives."""
-    storage = _storage(tensor)
+    storage = storage_of(tensor)
     if storage is not None and storage.device.type == "cpu":
         setattr(storage, _NAME, index)
 
@@ -65,7 +81,7 @@ def mark_of_all(values: Any) -> int | None:
     result = None
     for value in values:
         if isinstance(value, Tensor):
-            index = getattr(_storage(value), _NAME, None)
+            index = getattr(storage_of(value), _NAME, None)
         elif type(value) in (list, tuple):
             index = mark_of_all(value)
         else:
@@ -80,7 +96,7 @@ def mark_of_all(values: Any) -> int | None:
 def mark_all(result: Any, index: int) -> None:
     """Mark the tensors that a call returned; those on the CPU become no GPU's by it."""
     if isinstance(result, Tensor):
-        storage = _storage(result)
+        storage = storage_of(result)
         if storage is None:
             return
         before = getattr(storage, _NAME, None)

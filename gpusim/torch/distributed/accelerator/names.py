@@ -71,6 +71,8 @@ def _zero(mode: CpuAsCuda, device: Any = None) -> int:
 def _set_device(mode: CpuAsCuda, device: Any) -> None:
     if not isinstance(device, int) or device >= 0:  # others have no effect, as in torch
         mode.current = mode.index(device)
+        if isinstance(mode, CpuAsCuda) and mode.stream_watch is not None:
+            mode.stream_watch.chose_device()
 
 
 def _device_index(
@@ -203,7 +205,7 @@ def _name(mode: CpuAsCuda, device: Any = None) -> str:
 BOTH: dict[str, Played] = {
     "is_available": lambda mode: True,
     "device_count": lambda mode: mode.count,
-    "synchronize": check,
+    "synchronize": lambda mode, device=None: mode.synchronize(device),
     "current_stream": lambda mode, device=None: (mode.index(device), mode.stream)[1],
     "set_stream": lambda mode, stream: setattr(mode, "stream", stream or mode.stream),
     "empty_cache": nothing,

@@ -75,6 +75,9 @@ class AnyStream(_StandIn):
         self.priority = priority
         self.stream_id = self.native_handle = 0
         self.entered: list[AnyStream] = []
+        self.watch, self.line = mode.stream_watch, None
+        if self.watch is not None:
+            self.watch.made(self, type(self) is not ExternalStream and not ids)
 
     def __enter__(self) -> AnyStream:
         mode = rank_mode()
@@ -87,9 +90,13 @@ class AnyStream(_StandIn):
 
     def wait_event(self, event: AnyEvent) -> None:
         """Return, as there is nothing to wait for."""
+        if self.watch is not None:
+            self.watch.waits(self, event)
 
     def wait_stream(self, stream: AnyStream) -> None:
         """Return, as there is nothing to wait for."""
+        if self.watch is not None:
+            self.watch.waits(self, stream)
 
     def record_event(self, event: Any = None) -> Any:
         event = self.event_type() if event is None else event
@@ -98,8 +105,12 @@ class AnyStream(_StandIn):
 
     def synchronize(self) -> None:
         """Return, as all work is done."""
+        if self.watch is not None:
+            self.watch.host_waits(self, "synchronize() of a stream")
 
     def query(self) -> bool:
+        if self.watch is not None:
+            self.watch.host_waits(self, "query() of a stream")
         return True
 
     @property
@@ -157,19 +168,29 @@ class AnyEvent(_StandIn):
     def _begin(self, device: Any, enable_timing: bool, interprocess: bool) -> None:
         if interprocess:
             refuse(f"torch.cuda.{type(self).__name__}(interprocess=True)")
-        self.device = torch.device("cuda", rank_mode().index(device))
+        mode = rank_mode()
+        self.device = torch.device("cuda", mode.index(device))
         self.enable_timing, self.time = enable_timing, 0.0
+        self.watch, self.point = mode.stream_watch, None
 
     def record(self, stream: Any = None) -> None:
         self.time = time.perf_counter()
+        if self.watch is not None:
+            self.watch.recorded(self, stream or rank_mode().stream)
 
     def wait(self, stream: Any = None) -> None:
         """Return, as there is nothing to wait for."""
+        if self.watch is not None:
+            self.watch.waits(stream or rank_mode().stream, self)
 
     def synchronize(self) -> None:
         """Return, as all work is done."""
+        if self.watch is not None:
+            self.watch.host_waits(self, "synchronize() of an event")
 
     def query(self) -> bool:
+        if self.watch is not None:
+            self.watch.host_waits(self, "query() of an event")
         return True
 
     def elapsed_time(self, end_event: AnyEvent) -> float:
@@ -291,6 +312,7 @@ class CudaRuntime:
         return 0
 
     def cudaDeviceSynchronize(self) -> int:
+        rank_mode().synchronize(None, "cudaDeviceSynchronize()")
         return 0
 
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:

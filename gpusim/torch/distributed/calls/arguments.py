@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..memory import kind_of
 
-__all__ = ["RULES", "Arguments", "Layout", "Rules", "rules_of", "split_sizes"]
+__all__ = ["RULES", "Arguments", "Layout", "Rules", "is_contiguous_in_format", "rules_of", "split_sizes"]
 
 
 class Layout(Enum):
@@ -275,7 +275,7 @@ class Arguments:
             return layout
         for tensor in tensors:
             if not tensor.is_contiguous() and not (
-                layout is Layout.FORMAT and _is_contiguous_in_format(tensor)
+                layout is Layout.FORMAT and is_contiguous_in_format(tensor)
             ):
                 # gloo's all_to_all_single raises another type than it does elsewhere
                 error = ValueError if self.what == "all_to_all" else self.rules.error
@@ -359,7 +359,7 @@ def split_sizes(sizes: Any) -> list[int] | None:
     )
 
 
-def _is_contiguous_in_format(tensor: Tensor) -> bool:
+def is_contiguous_in_format(tensor: Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     memory = formats.get(tensor.dim())
     return memory is not None and tensor.is_contiguous(memory_format=memory)

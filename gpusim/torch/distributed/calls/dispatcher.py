@@ -104,10 +104,7 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
         if self.in_kernel or not (
             is_observed() or _any_unusual(args) or (named and _any_unusual(named.values()))
         ):
-            work = post(self, *args, **named)
-            if work is not None:
-                work.returned_by(name, self.size(), self.name())
-            return work
+            return _posted(self, name, post, args, named)
         before = self.dispatched, self.posted
         self.dispatched, self.posted = (*args, *named.values()), []
         try:
@@ -122,6 +119,21 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Any = functools.wraps(post)(method)
     wrapped.post = post
     return method
+
+
+def _posted(
+    group: Any, name: str, post: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]
+) -> Any:
+    """The work of a call that the method of this name posts, under the rank's watch if it has one."""
+    watch = group._rank.watch
+    work = (
+        post(group, *args, **named)
+        if watch is None
+        else watch.call(group, name, post, args, named)
+    )
+    if work is not None:
+        work.returned_by(name, group.size(), group.name())
+    return work
 
 
 def _any_unusual(arguments: Iterable[Any]) -> bool:
@@ -309,12 +321,11 @@ class _Call:
         before, self.group.in_kernel = self.group.in_kernel, True
         try:
             with event(self.group, name, args):
-                work = post(self.group, *args)
+                work = _posted(self.group, name, post, args, {})
         finally:
             self.group.in_kernel = before
         if work is None:
             return None
-        work.returned_by(name, self.group.size(), self.group.name())
         self.group.posted.append(work)  # C++ alone would not keep the Python object
         return work.boxed()
 

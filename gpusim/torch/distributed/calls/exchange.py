@@ -185,6 +185,9 @@ class RankWork(dist.Work):
 
     message = ""
     finish: Callable[[], None] | None = None
+    #: Of a watched rank: called whenever the rank waits for the call (False), and with True when
+    #: its host has seen that the call is complete.
+    seen: Callable[[bool], None] | None = None
     _source = -1
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
@@ -234,6 +237,8 @@ class RankWork(dist.Work):
         streams.wait(pending.event, self._tensors)
         self._part = None
         self._finish()
+        if self.seen is not None:
+            self.seen(False)
         return True
 
     def _finish(self) -> None:
@@ -281,6 +286,9 @@ class RankWork(dist.Work):
         # C++ waits for futures with the interpreter's lock released, but with the turn: other ranks
         # would never run. So a future is complete when it is handed out.
         self.wait()
+        if self.seen is not None:
+            # Who waits for the future, and in which stream, is not known.
+            self.seen(True)
         if self._future is None:
             devices = streams.futures_on(self._outputs)
             self._future = complete_future(self._values_of_future(), devices)
@@ -306,6 +314,8 @@ class RankWork(dist.Work):
             self._rank.unfinished.discard(self)
             if pending.error is None:
                 self._finish()
+                if self.seen is not None:
+                    self.seen(True)
         return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:

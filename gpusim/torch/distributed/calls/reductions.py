@@ -24,7 +24,7 @@ from .operands import (
 )
 from .sparse import add_rows, all_reduce_sparse
 
-__all__ = ["Reducing", "Reductions", "listed"]
+__all__ = ["Reducing", "Reductions", "listed", "name_of", "operator_of"]
 
 Tensors = Tensor | list[Tensor]
 
@@ -126,8 +126,8 @@ class Reductions:
 
     def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> RankWork:
         """Reduce a tensor in place. A list of tensors is reduced too: over it, and the ranks."""
-        what, op = "all_reduce", _operator_of(opts)
-        given, name = listed(tensors), _name_of(op)
+        what, op = "all_reduce", operator_of(opts)
+        given, name = listed(tensors), name_of(op)
         check = self._begin(what, given, given)
         check.one_unless_lists("tensors", given)
         check.alike("tensors", given, given[0])
@@ -183,8 +183,8 @@ class Reductions:
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
         """Reduce each of several tensors in place, in one call."""
-        what, op = "all_reduce", _operator_of(opts)
-        given, name = listed(tensors), _name_of(op)
+        what, op = "all_reduce", operator_of(opts)
+        given, name = listed(tensors), name_of(op)
         check = self._begin(what, given, given)
         check.some("tensors", given)
         if check.rules.name:
@@ -212,7 +212,7 @@ class Reductions:
         given, what, opts = listed(tensors), "reduce", root
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        name = _name_of(op)
+        name = name_of(op)
         check = self._begin(what, given, given)
         check.one("tensors", given)
         check.root(root)
@@ -231,9 +231,9 @@ class Reductions:
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> RankWork:
-        what, op, outs = "reduce_scatter", _operator_of(opts), listed(outputs)
+        what, op, outs = "reduce_scatter", operator_of(opts), listed(outputs)
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
-        given, name = list(lists[0]), _name_of(op)
+        given, name = list(lists[0]), name_of(op)
         check = self._begin(what, given, outs)
         check.one("outputs", outs)
         check.one("inputs", lists)
@@ -275,8 +275,8 @@ class Reductions:
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> RankWork:
-        what, count, op, part = "reduce_scatter", self.size(), _operator_of(opts), []
-        name = _name_of(op)
+        what, count, op, part = "reduce_scatter", self.size(), operator_of(opts), []
+        name = name_of(op)
         check = self._begin(what, inputs, outputs)
         check.some("inputs", inputs)
         check.count("outputs", outputs, len(inputs))
@@ -337,10 +337,11 @@ def listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _name_of(op: Any) -> str:
+def name_of(op: Any) -> str:
+    """The name of an operator of ReduceOp."""
     return _OP_NAMES[getattr(op, "op", op).value]
 
 
-def _operator_of(opts: Any) -> Any:
+def operator_of(opts: Any) -> Any:
     """The operator that a call's options have, or that is passed in their stead."""
     return opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)

@@ -108,6 +108,8 @@ class LaunchOfProcesses(Launch):
 class ProcessRank(Rank):
     """The rank of this process."""
 
+    runs_here = True
+
     def join(self, launch: LaunchOfProcesses, rank: Rank, channel: Channel) -> None:
         # The rank as the launching process had it at the fork: number, environment, names.
         vars(self).update(vars(rank))

@@ -81,6 +81,7 @@ ASKED = ("group", "describe", "call", "wait", "give_way", "sleep", "fail", "stor
 class ProxyRank(Rank):
     """A rank whose program runs in another process, and that makes its calls here."""
 
+    runs_here = False
     channel: Channel
     process: Any = None
     # Where the program is, as the last request said. Read by others to describe a stall: a string

@@ -71,6 +71,10 @@ class Rank(Waits):
     """One rank of a launch, and what a process would have to itself."""
 
     group_type = RankGroup
+    #: What sees the rank's calls, where the program is checked: `checks.watch.Watch`.
+    watch: Any = None
+    #: Whether its program runs in this thread.
+    runs_here = True
     #: The process that the rank runs in; one that it forks has another number.
     home = 0
 
@@ -173,6 +177,8 @@ class Launch:
         self.in_turns = schedule == "turns"
         self.chooser = chooser
         self.recorder = recorder
+        #: `checks.Check`, if the program is checked.
+        self.check: Any = None
         self.run = run
         self.around = around or (lambda index: nullcontext())
         # In turns one: "who runs" and "whose globals are in place" are then the same question.
@@ -302,6 +308,8 @@ class Launch:
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 stack.enter_context(self.gpus_of(rank))
+                if self.check is not None and rank.runs_here:
+                    stack.enter_context(self.check.of_rank(rank))
                 with ends_forks():
                     return self.run(rank)
         except SystemExit as ended:

@@ -1,0 +1,66 @@
+"""`gpusim torchrun` in a fork of this process, which has torch imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gpusim.tools import torchrun
+
+__all__ = ["options_of", "torchrun_in_fork"]
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
+    """The options of `gpusim torchrun`, from the words behind it."""
+    parser = argparse.ArgumentParser()
+    torchrun.add(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["torchrun", *words])
+
+
+def torchrun_in_fork(options: argparse.Namespace, output: Path | None) -> int:
+    """Run the command in a fork; its exit code.
+
+    `output` is a file for all that it writes; it has no standard input then. None leaves both.
+    """
+    import torch  # noqa: F401  # once, before all forks
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if not process:
+        code = 1
+        try:
+            # Those of the command above end this fork; the ranks' command has its own.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if output is not None:
+                file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                null = os.open(os.devnull, os.O_RDONLY)
+                for mine, own in ((null, 0), (file, 1), (file, 2)):
+                    os.dup2(mine, own)
+                # A caller may have put others in their place, as pytest does.
+                sys.stdout, sys.stderr = (open(each, "w", 1, closefd=False) for each in (1, 2))
+            code = torchrun.run(options)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    try:
+        _, status = os.waitpid(process, 0)
+    except BaseException:
+        # Ctrl-C reaches the fork too, which ends its ranks; any other end is told to it.
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
+        raise
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

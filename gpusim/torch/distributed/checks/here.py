@@ -1,0 +1,50 @@
+"""The watch of the calling thread, for what the check puts in the place of torch's functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_dynamo_compiling
+
+from ..own.threads import own_rank
+
+if TYPE_CHECKING:
+    from .watch import Watch
+
+__all__ = ["replace", "watch_of_thread"]
+
+
+def watch_of_thread() -> Watch | None:
+    """The watch of the rank whose own thread this is, unless the check's own code runs."""
+    rank = own_rank()
+    watch: Watch | None = None if rank is None else rank.watch
+    return None if watch is None or watch.is_busy else watch
+
+
+def replace(
+    stack: ExitStack, owner: Any, name: str, serve: Callable[..., Any], static: bool = False
+) -> None:
+    """Let `serve(watch, real, *args, **named)` serve a function in the threads of watched ranks.
+
+    The function is the process's: other threads get the real one. It is put back when the stack
+    ends.
+    """
+    real = getattr(owner, name)
+
+    @functools.wraps(real)
+    def function(*args: Any, **named: Any) -> Any:
+        if is_dynamo_compiling():  # a constant there
+            return real(*args, **named)
+        watch = watch_of_thread()
+        if watch is None:
+            return real(*args, **named)
+        return serve(watch, real, *args, **named)
+
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:  # of a base class
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, staticmethod(function) if static else function)

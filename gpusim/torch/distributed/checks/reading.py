@@ -1,0 +1,193 @@
+"""The dispatch mode by which the check sees what a rank's operators read and write.
+
+It is on only while somebody listens, as each operator takes longer under a mode. It lies below all
+modes of the program, so that the program's own blocks end as they began.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..private import put_mode_below, take_mode_out, without_function_modes
+
+if TYPE_CHECKING:
+    from .watch import Watch
+
+__all__ = ["Listener", "Operation", "Reading"]
+
+VALUELESS = ("empty", "new_", "zeros", "ones", "full", "rand", "arange", "scalar_tensor", "sym_")
+"""How the names of operators begin, or have in them, that read no values of their arguments."""
+OTHERS = frozenset(
+    ["is_same_size", "_has_compatible_shallow_copy_type", "record_stream", "is_pinned"]
+)
+COMMUNICATION = frozenset(["c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"])
+
+
+class Operation(NamedTuple):
+    """An operator that is called: its name, what it reads and writes, and what it has made.
+
+    `non_blocking` says that it copies, and that the host is not to wait for it.
+    """
+
+    name: str
+    read: list[Tensor]
+    written: list[Tensor]
+    made: list[Tensor]
+    non_blocking: bool = False
+
+
+class Listener(Protocol):
+    """A part of the check that hears of operators. It is called before the operator runs."""
+
+    def on_operation(self, operation: Operation) -> None: ...
+
+
+@runtime_checkable
+class MakerListener(Protocol):
+    """A listener that also hears of results, after operators ran, factories' included.
+
+    It hears of operators that post calls too, before they do: functional ones copy their input.
+    """
+
+    def on_operation(self, operation: Operation) -> None: ...
+
+    def on_communication(self, name: str, given: list[Tensor]) -> None: ...
+
+    def on_result(self, operation: Operation) -> None: ...
+
+
+class Effects(NamedTuple):
+    """What a schema says of an operator: the places of the arguments it writes, and how."""
+
+    is_view: bool
+    reads: bool
+    written: frozenset[int | str]
+    is_copy: bool
+    reads_written: bool
+    """Whether it reads what it writes: add_ does, copy_ does not."""
+
+
+PURE_WRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "set_")
+
+
+@lru_cache(None)
+def effects_of(operator: Any) -> Effects:
+    """What an operator does to its arguments."""
+    schema = operator._schema
+    name = schema.name.partition("::")[2]
+    written: set[int | str] = set()
+    aliases = False
+    for place, argument in enumerate(schema.arguments):
+        about = argument.alias_info
+        if about is None:
+            continue
+        if about.is_write:
+            written.add(argument.name if argument.kwarg_only else place)
+        else:
+            aliases = True
+    out = any(argument.is_out for argument in schema.arguments)
+    valueless = name.startswith(VALUELESS) or name.endswith("_like") or name in OTHERS
+    view = aliases and not written
+    pure = out or name.removeprefix("_foreach_") in PURE_WRITES or name.startswith("bernoulli_")
+    copies = name in ("copy_", "_foreach_copy_")
+    return Effects(view, not (valueless or view), frozenset(written), copies, not pure)
+
+
+class Reading(TorchDispatchMode):
+    """The mode of one rank. Owner: the rank's thread.
+
+    It is put on torch's stack and taken from it past `__enter__` and `__exit__`, whose flags say
+    that the program has a mode of its own: programs compile and checkpoint as without it.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+        self.listeners: list[Listener] = []
+        #: Those of them that hear of results.
+        self.makers: list[MakerListener] = []
+        # `_inside`: torch has taken the mode from its stack while it serves an operator, and will
+        # put it back: it cannot be taken out then.
+        self._is_on = self._inside = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def add(self, listener: Listener) -> None:
+        """Let a listener hear of operators, from now on."""
+        if listener not in self.listeners:
+            self.listeners.append(listener)
+            if isinstance(listener, MakerListener):
+                self.makers.append(listener)
+        if not self._is_on and not self._inside:
+            self._is_on = True
+            put_mode_below(self)
+
+    def remove(self, listener: Listener) -> None:
+        """Let a listener hear of no more."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+            self.makers = [each for each in self.makers if each is not listener]
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the mode out, if nobody listens."""
+        if self._is_on and not self.listeners and not self._inside:
+            self._is_on = False
+            take_mode_out(self)
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._inside or self.watch.is_busy:
+            return operator(*args, **kwargs)
+        if operator.namespace in COMMUNICATION:
+            for maker in self.makers:
+                maker.on_communication(operator._schema.name, _tensors(args[0] if args else None))
+            return operator(*args, **kwargs)
+        effects = effects_of(operator)
+        if effects.is_view:
+            return operator(*args, **kwargs)
+        read: list[Tensor] = []
+        written: list[Tensor] = []
+        for place, value in [*enumerate(args), *kwargs.items()]:
+            own = _tensors(value)
+            if not own:
+                continue
+            if place in effects.written:
+                written += own
+                if effects.reads_written:
+                    read += own
+            elif effects.reads:
+                read += own
+        late = bool(kwargs.get("non_blocking") or (effects.is_copy and len(args) > 2 and args[2]))
+        operation = Operation(operator._schema.name, read, written, [], late)
+        if read or written:
+            self._inside = True
+            try:
+                with without_function_modes():
+                    for listener in tuple(self.listeners):
+                        listener.on_operation(operation)
+            finally:
+                self._inside = False
+        result = operator(*args, **kwargs)
+        if self.makers:
+            operation.made.extend(_tensors(result))
+            with without_function_modes():
+                for maker in self.makers:
+                    maker.on_result(operation)
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [each for each in value if isinstance(each, Tensor)]
+    return []

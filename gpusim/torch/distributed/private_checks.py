@@ -1,0 +1,33 @@
+"""What the check of programs uses of torch's private interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn import Module
+
+__all__ = ["unreduced_parameters"]
+
+
+def unreduced_parameters(module: Module) -> list[tuple[str, Any]]:
+    """Parameters of FSDP2 whose gradients wait to be reduced: `set_requires_gradient_sync(False)`.
+
+    **Returns**: for each its name and the sharded parameter, which an optimizer has.
+    """
+    found = []
+    for each in module.modules():
+        state_of: Any = getattr(each, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # of earlier versions, which have one or none
+            groups = [each for each in [getattr(state, "_fsdp_param_group", None)] if each]
+        for group in groups:
+            for parameter in group.fsdp_params:
+                whole = getattr(parameter, "_unsharded_param", None)
+                if parameter.unsharded_accumulated_grad is not None or (
+                    whole is not None and whole.grad is not None
+                ):
+                    found.append((parameter._param_fqn or "", parameter.sharded_param))
+    return found

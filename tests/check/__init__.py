@@ -1,0 +1,1 @@
+"""Planted programs, and what `gpusim torchrun --check` says of each."""
