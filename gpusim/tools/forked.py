@@ -1,29 +1,19 @@
-"""`gpusim torchrun` in a fork of this process, which has torch imported."""
+"""Commands in forks of this process, which has torch imported."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpusim.tools import torchrun
-
-__all__ = ["options_of", "torchrun_in_fork"]
+__all__ = ["run_in_fork"]
 
 
-def options_of(words: Sequence[str]) -> argparse.Namespace:
-    """The options of `gpusim torchrun`, from the words behind it."""
-    parser = argparse.ArgumentParser()
-    torchrun.add(parser.add_subparsers(dest="command"))
-    return parser.parse_args(["torchrun", *words])
-
-
-def torchrun_in_fork(options: argparse.Namespace, output: Path | None) -> int:
-    """Run the command in a fork; its exit code.
+def run_in_fork(run: Callable[[], int], output: Path | None) -> int:
+    """Run a command in a fork of this process, which has torch imported; its exit code.
 
     `output` is a file for all that it writes; it has no standard input then. None leaves both.
     """
@@ -45,7 +35,7 @@ def torchrun_in_fork(options: argparse.Namespace, output: Path | None) -> int:
                     os.dup2(mine, own)
                 # A caller may have put others in their place, as pytest does.
                 sys.stdout, sys.stderr = (open(each, "w", 1, closefd=False) for each in (1, 2))
-            code = torchrun.run(options)
+            code = run()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:

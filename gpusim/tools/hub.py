@@ -82,8 +82,8 @@ def hub(
 
     **Arguments**:
 
-    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit`, `trace`, `check`, `verbose` and
-      `quiet` of the `command`.
+    - `options`: `reduction`, `summary`, `record`, `arrays`, `limit`, `trace`, `check`, `verbose`
+      and `quiet` of the `command`.
     - `devices`: how many GPUs the CPU plays in each process; 0 for none.
     - `first`: the number of the script's first world; those from the second on have records of
       their own.

@@ -8,11 +8,12 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpusim.tools.findings import write_report
-from gpusim.tools.forked import torchrun_in_fork
+from gpusim.tools.forked import run_in_fork
 from gpusim.tools.progress import progress
 from gpusim.torch.distributed.checks.completions import first_difference
 from gpusim.torch.distributed.checks.findings import Finding
@@ -23,15 +24,15 @@ TAGGED = re.compile(r"\[rank *(\d+)\]: (.*)")
 """A line of a rank's, as the command shows it."""
 
 
-def run_orders(options: argparse.Namespace) -> int:
+def run_orders(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Run the program as it is, then in other orders, up to the first with another result.
 
-    Results are what calls are posted with, and what ranks print.
+    Results are what calls are posted with, and what ranks print. `run` is the command with one run.
 
     **Returns**: the exit code: 1 if the check has findings, or an order has another result.
     """
     with tempfile.TemporaryDirectory(prefix="gpusim-orders-") as scratch:
-        runs = _Runs(options, Path(scratch))
+        runs = _Runs(options, run, Path(scratch))
         code, shown = runs.run(None, shown=True), runs.left
         if shown is None or shown["failed"]:
             return code or 1
@@ -60,15 +61,20 @@ class _Result(NamedTuple):
     """What a run has left: whether it failed, what calls were posted with, and rank's lines."""
 
     failed: bool
-    values: dict[str, Any]
-    lines: dict[str, list[str]]
+    values: dict[int, Any]
+    lines: dict[int, list[str]]
 
 
 class _Runs:
     """The runs of one program, each in a fork of its own."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options, self.folder = options, folder
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        command: Callable[[argparse.Namespace], int],
+        folder: Path,
+    ) -> None:
+        self.options, self.command, self.folder = options, command, folder
         self.output = folder / "output"
         self.left: dict[str, Any] | None = None
 
@@ -80,7 +86,7 @@ class _Runs:
         if not shown:
             own.quiet, own.summary, own.record, own.trace = True, False, None, None
         own.check_values.unlink(missing_ok=True)
-        code = torchrun_in_fork(own, None if shown else self.output)
+        code = run_in_fork(lambda: self.command(own), None if shown else self.output)
         if code > 128:
             raise KeyboardInterrupt
         exists = own.check_values.exists()
@@ -89,12 +95,13 @@ class _Runs:
 
     def result(self) -> _Result:
         """The result of the last run."""
-        lines: dict[str, list[str]] = {}
+        lines: dict[int, list[str]] = {}
         for line in self.output.read_text(errors="replace").splitlines():
             if match := TAGGED.match(line):
-                lines.setdefault(match[1], []).append(match[2])
+                lines.setdefault(int(match[1]), []).append(match[2])
         left = self.left or {"failed": True, "values": {}}
-        return _Result(left["failed"], left["values"], lines)
+        values = {int(rank): rows for rank, rows in left["values"].items()}
+        return _Result(left["failed"], values, lines)
 
     def difference(self, usual: _Result, number: int | None) -> Finding | None:
         """The first difference of the last run, if there is one."""
@@ -111,12 +118,12 @@ class _Runs:
                 f"in order {number} call {call} of rank {rank}, {words}, is posted with other "
                 f"values; {again}"
             )
-            return Finding("result-differs", site, sorted(map(int, first)), text, words)
-        for rank, lines in sorted(usual.lines.items()):
-            for one, other in zip(lines, own.lines.get(rank, []), strict=False):
+            return Finding("result-differs", site, sorted(first), text, words)
+        for rank in sorted(usual.lines):
+            for one, other in zip(usual.lines[rank], own.lines.get(rank, []), strict=False):
                 if one != other:
                     text = f"in order {number} rank {rank} prints {other!r}, not {one!r}; {again}"
-                    return Finding("result-differs", "the program", [int(rank)], text)
+                    return Finding("result-differs", "the program", [rank], text)
         return None
 
     def differs_by_itself(self, usual: _Result) -> bool:

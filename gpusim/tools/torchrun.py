@@ -36,7 +36,7 @@ from gpusim.tools.outputs import tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.records import record_of, show_summary
 
-__all__ = ["add"]
+__all__ = ["add", "options_of", "run"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, the shell's convention."""
@@ -135,6 +135,13 @@ def add(commands: Any) -> None:
     shared_options.add_verbosity(parser)
     shared_options.add_program(parser, "training script")
     parser.set_defaults(run=run)
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
+    """The options of the command, from the words behind its name."""
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["torchrun", *words])
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -332,7 +339,7 @@ def run(options: argparse.Namespace) -> int:
     if options.orders:
         from gpusim.tools.orders import run_orders
 
-        return run_orders(options)
+        return run_orders(options, run)
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)

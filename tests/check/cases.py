@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLANTED", "Case", "Said", "cases", "run"]
+__all__ = ["PLANTED", "POPTORCH", "Case", "Said", "cases", "run"]
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
+POPTORCH = Path(__file__).parent / "planted_poptorch"
+"""Programs for `gpusim run --check`; they name replicas in place of ranks."""
 MARKER = re.compile(r"#\s*finds: ([\w-]+) on ([\d, ]+|all)")
 ALSO = re.compile(r"#.*\bor here\b")
 
@@ -80,19 +84,26 @@ def read(path: Path) -> Case:
             lines.add(number)
     if not kind:
         raise ValueError(f"{path.name}: expected a line with '# finds: KIND on RANKS'")
-    size = int(options[options.index("--ranks") + 1])
-    named = range(size) if ranks.strip() == "all" else map(int, ranks.split(","))
+    if ranks.strip() == "all":
+        named = [*range(int(options[options.index("--ranks") + 1]))]
+    else:
+        named = [*map(int, ranks.split(","))]
     return Case(path, options, kind, frozenset(lines), frozenset(named))
 
 
 def cases(only: str = "") -> list[Case]:
     """The programs whose names contain a text."""
-    return [read(path) for path in sorted(PLANTED.glob("*.py")) if only in path.name]
+    paths = [*sorted(PLANTED.glob("*.py")), *sorted(POPTORCH.glob("*.py"))]
+    return [read(path) for path in paths if only in path.name]
 
 
 def run(options: Sequence[str], program: Path, *arguments: str) -> Said:
-    """Run `gpusim torchrun` on a program, in a fork of this process that has torch imported."""
-    from gpusim.tools.forked import options_of, torchrun_in_fork
+    """Run `gpusim torchrun` on a program, in a fork of this process that has torch imported.
+
+    PopTorch's programs run in a process of `gpusim run`.
+    """
+    from gpusim.tools import torchrun
+    from gpusim.tools.forked import run_in_fork
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -101,7 +112,12 @@ def run(options: Sequence[str], program: Path, *arguments: str) -> Said:
         os.chdir(scratch)
         try:
             words = ["--check-report", str(report), *options, str(program), *arguments]
-            code = torchrun_in_fork(options_of(words), output)
+            if program.parent == POPTORCH:
+                command = [sys.executable, "-m", "gpusim", "run", *words]
+                with output.open("w") as file:
+                    code = subprocess.run(command, stdout=file, stderr=file).returncode
+            else:
+                code = run_in_fork(lambda: torchrun.run(torchrun.options_of(words)), output)
         finally:
             os.chdir(here)
         findings = json.loads(report.read_text()) if report.exists() else []

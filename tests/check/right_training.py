@@ -269,7 +269,7 @@ class TensorParallel(nn.Module):
 
 @program
 def tensor_parallel_of_equal_shards(rank: int) -> None:
-    rank, _ = begin()
+    begin()
     model = TensorParallel(dist.group.WORLD, 0.2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(2):
@@ -523,7 +523,7 @@ def reduced_in_hooks(rank: int) -> None:
 
 @program
 def one_rank_steps(rank: int) -> None:
-    rank, world = begin()
+    rank, _ = begin()
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters()) if rank == 0 else None
     for step in range(2):

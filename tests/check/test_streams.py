@@ -186,11 +186,11 @@ def host_reads_a_late_copy() -> None:
 
 
 @wrong
-def numpy_reads_a_late_copy() -> None:
+def host_reads_a_late_copy_to_a_buffer() -> None:
     x = torch.ones(4, device="cuda") * 2
     y = torch.empty(4, pin_memory=True)
     y.copy_(x, non_blocking=True)
-    y.numpy()  # race
+    y.add(1)  # race
 
 
 @wrong
@@ -314,6 +314,14 @@ def host_waits() -> None:
         with cuda.stream(side):
             x.sum().item()
         x.add_(1)
+
+
+@right
+def array_of_a_late_copy() -> None:
+    x = torch.ones(4, device="cuda") * 2
+    y = x.to("cpu", non_blocking=True).numpy()
+    cuda.synchronize()
+    y.sum()
 
 
 @right

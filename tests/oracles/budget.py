@@ -39,6 +39,7 @@ LANES = {
 #: claim with many cases has some in each run. What changes seldom touch has small shares: work on
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
+    "tests/check/test_host_reads.py": 0.3,
     "tests/check/test_page.py": 0.2,
     "tests/collectives": 0.3,
     "tests/compiled": 0.5,
@@ -83,6 +84,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "jax": (("tests/jax",), ("tests/collectives",)),
     "ipu": (
         (
+            "tests/check/test_host_reads.py",
             "tests/devices",
             "tests/poptorch",
             "tests/popxl",

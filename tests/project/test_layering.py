@@ -47,10 +47,10 @@ def _ranked(layers: str) -> dict[str, int]:
 RANKS = _ranked(LAYERS)
 # The circles among imports that there may be, by the package that holds each. The graphs, tensors
 # and operations of PopXL's data model refer to each other: their types alone make the circle. So
-# do a rank and what it calls in torch.distributed.
+# do a rank and what it calls in torch.distributed, and a rank's watch and the parts of its check.
 PERMITTED: dict[bool, list[str]] = {
     False: [],  # at run time
-    True: ["gpusim.popxl", "gpusim.torch.distributed"],  # imports for type checking included
+    True: ["gpusim.popxl", "gpusim.torch.distributed", "gpusim.torch.distributed.checks"],  # imports for type checking included
 }
 # The same inside of torch.distributed, at run time.
 ROOMS = """
@@ -59,7 +59,7 @@ ROOMS = """
     runners
     calls accelerator
     own
-    private_calls
+    private_calls private_checks
     private_groups
     private memory tracebacks
 """

@@ -26,6 +26,10 @@ from gpusim.tools.options import UsageError, counts
 from tests.oracles.machine_time import PATIENCE
 
 DIFFERENT: dict[str, dict[str, str]] = {
+    "--check": {
+        "run": "names reads in forward methods of PopTorch's models",
+        "torchrun": "may have an engine, whose rules hold for ranks",
+    },
     "--device": {"torchrun": "a GPU may play too, for ranks that are threads"},
     "--dtype": {
         "equal": "how wide floats are",

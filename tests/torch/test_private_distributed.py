@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import DefaultDeviceType
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import DefaultDeviceType
 from gpusim.torch.distributed import launch, private, private_groups
 from gpusim.torch.distributed.accelerator import attention
 from gpusim.torch.distributed.calls.store import RankStore
+from gpusim.torch.distributed.private_checks import unreduced_parameters
 from tests.torch.distributed_programs import start
 
 
@@ -504,3 +506,23 @@ def test_function_modes_do_not_see_calls_in_a_block() -> None:
         assert not seen
         x.numel()
     assert len(seen) == 1
+
+
+def test_gradients_of_fsdp2_that_wait_are_found() -> None:
+    """In the attributes that `unreduced_parameters` reads."""
+
+    def run(rank: int) -> list[list[str]]:
+        dist.init_process_group()
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+        fully_shard(model[0], mp_policy=policy)
+        fully_shard(model)
+        found = []
+        for on in (False, True):
+            model.set_requires_gradient_sync(on)
+            model(torch.ones(1, 4)).sum().backward()
+            found.append(sorted(name for name, _ in unreduced_parameters(model)))
+        return found
+
+    names = ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert launch(run, 2) == [[names, []]] * 2

@@ -155,7 +155,7 @@ class ForwardMode(TorchFunctionMode):
         """Run the forward pass inside the block."""
         token = _mode.set(self)
         if self._watch is not None:
-            self._watch.begin([*self._substitutes.values(), *self.inputs])
+            self._watch.begin(self._substitutes, self.inputs)
         try:
             with self.losses.active(), recording() as self.blocks, self:
                 yield

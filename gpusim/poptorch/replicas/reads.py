@@ -8,7 +8,7 @@ that read a tensor of the device: an input, a parameter, a buffer, or one comput
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,7 +27,8 @@ ON_DEVICE = "gpusim_is_on_device"
 READERS: dict[Any, str] = {
     getattr(Tensor, name): way.format(name)
     for way, names in {
-        "Tensor.{}()": "item tolist numpy equal allclose is_nonzero __array__ __dlpack__",
+        "Tensor.{}()": "item tolist numpy equal allclose is_nonzero",
+        "NumPy": "__array__ __dlpack__",
         "bool()": "__bool__",
         "int()": "__int__",
         "float()": "__float__",
@@ -83,11 +84,13 @@ class Watch:
 
     def __init__(self, reads: HostReads, replicas: Sequence[int]) -> None:
         self._reads, self._replicas = reads, replicas
+        # By id, as an attribute of the model's own tensors would be saved with them.
+        self._own: frozenset[int] = frozenset()
 
-    def begin(self, tensors: Iterable[Tensor]) -> None:
-        """The forward pass begins, with these inputs and this state."""
-        for each in tensors:
-            setattr(each, ON_DEVICE, True)
+    def begin(self, substitutes: Mapping[int, Tensor], inputs: Sequence[Tensor]) -> None:
+        """The forward pass begins, with these inputs, and state by the ids of the model's own."""
+        self._own = frozenset(substitutes)
+        _mark([*substitutes.values(), *inputs])
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function is called."""
@@ -106,11 +109,11 @@ class Watch:
 
     def after(self, operands: Sequence[Tensor], outcome: Sequence[Tensor]) -> None:
         """A function has computed, or changed, the tensors of `outcome`."""
-        if any(map(_is_on_device, operands)):
-            self.begin(outcome)
+        if any(map(self._is_on_device, operands)):
+            _mark(outcome)
 
     def _look(self, way: str, tensors: Sequence[Tensor]) -> None:
-        value = next(filter(_is_on_device, tensors), None)
+        value = next(filter(self._is_on_device, tensors), None)
         if value is None:
             return
         frame = _reader()
@@ -119,10 +122,15 @@ class Watch:
             shown = f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
             self._reads.add(site, shown, way, _place(frame), self._replicas)
 
+    def _is_on_device(self, x: Tensor) -> bool:
+        # A result of a torch.autograd.Function may be another object than what was computed in it;
+        # the model's own tensors are seen inside of slices.
+        return getattr(x, ON_DEVICE, False) or x.grad_fn is not None or id(x) in self._own
 
-def _is_on_device(x: Tensor) -> bool:
-    """A result of a torch.autograd.Function may be another object than what was computed in it."""
-    return getattr(x, ON_DEVICE, False) or x.grad_fn is not None
+
+def _mark(tensors: Iterable[Tensor]) -> None:
+    for each in tensors:
+        setattr(each, ON_DEVICE, True)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.tools.forked import options_of, torchrun_in_fork
+from gpusim.tools import torchrun
+from gpusim.tools.forked import run_in_fork
 from gpusim.tools.progress import waiting
 
 from .comparing import Comparison, compare
@@ -229,7 +230,7 @@ def run(program: Program, settings: Settings, note: Callable[[str], None], quiet
     note(f"running {program}")
     output = folder / "output"
     with nullcontext() if quiet else waiting(f"running {program}"):
-        code = torchrun_in_fork(options_of(words), output)
+        code = run_in_fork(partial(torchrun.run, torchrun.options_of(words)), output)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     # A rank ends as its first forward pass after the last step begins. One that has to wait for

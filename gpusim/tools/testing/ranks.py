@@ -315,6 +315,8 @@ class MarkedTest:
             notes = [f"rank {rank} of {self.count} failed", *self.describe(rank)]
             notes += [str(error)] if type(error).__name__ == "CheckError" else []
             raise with_notes(failure.error, notes).with_traceback(shown_trace(failure.trace))
+        if type(error).__name__ == "CheckError":
+            pytest.fail(str(error), pytrace=False)
         if error is not None:
             own = ((rank, of_user(trace)) for rank, trace in sorted(self.ended.items()))
             shown = next(((rank, trace) for rank, trace in own if trace is not None), None)

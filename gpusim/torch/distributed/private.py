@@ -59,6 +59,7 @@ __all__ = [
     "generator_memory",
     "generator_position",
     "has_gpu",
+    "has_mode",
     "is_dtensor",
     "is_random_operation",
     "is_wrapper",
@@ -439,6 +440,12 @@ def take_mode_out(mode: Any) -> None:
 
 #: A block in which function modes and subclasses do not see calls of torch.
 without_function_modes: Any = core.DisableTorchFunction
+
+
+def has_mode(mode: Any) -> bool:
+    """Whether a dispatch mode is on the calling thread's stack."""
+    count = core._len_torch_dispatch_stack()
+    return any(core._get_dispatch_stack_at(place) is mode for place in range(count))
 
 
 @contextmanager

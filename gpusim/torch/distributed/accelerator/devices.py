@@ -71,13 +71,15 @@ UNTOLD_FUNCTIONS = {
 TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
 }
-#: Modules of function modes and of gpusim equal's wrappers, which pass on the calls of others.
+#: Modules of function modes, and of the wrappers of gpusim equal and of the check, which pass on the
+#: calls of others.
 PASSING = {
     "torch.overrides",
     "torch.utils._device",
     f"{__package__}.one_gpu",
     *(f"gpusim.tools.equal.{name}" for name in ("calls", "data", "patches", "tracing")),
 }
+CHECKS = "gpusim.torch.distributed.checks."
 
 _local = threading.local()
 _warned: set[str] = set()
@@ -120,7 +122,7 @@ def is_told(frames: int) -> bool:
     """Whether the function `frames` above the caller gets the answers of a machine with GPUs."""
     frame: Any = sys._getframe(frames + 1)
     name = frame.f_globals.get("__name__") or ""
-    while name in PASSING:
+    while name in PASSING or name.startswith(CHECKS):
         frame = frame.f_back
         name = frame.f_globals.get("__name__") or ""
     told = _told.get(name)

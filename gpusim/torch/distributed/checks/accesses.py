@@ -178,6 +178,8 @@ class Memory:
         **Returns**: the other line, its access, and whether that is a write.
         """
         for others in (self.writes, self.reads) if is_write else (self.writes,):
+            if not others or (len(others) == 1 and line in others):
+                continue
             for key, accesses in list(others.items()):
                 if key == line:
                     continue

@@ -206,6 +206,7 @@ class _Drift(Optimizer):
         first = [each for place in unequal for each in self._row(ranks[0], k)["samples"][place]]
         if len(set(first)) < 3:
             return False
+        scaled = False
         for rank in ranks[1:]:
             own = [each for place in unequal for each in self._row(rank, k)["samples"][place]]
             factors = [y / x for x, y in zip(first, own, strict=False) if x]
@@ -213,7 +214,8 @@ class _Drift(Optimizer):
                 return False
             if any(abs(each - factors[0]) > 1e-4 * abs(factors[0]) for each in factors):
                 return False
-        return True
+            scaled = scaled or abs(factors[0] - 1) > 1e-6
+        return scaled
 
     def _left_out(self, k: int, places: list[int], ranks: Sequence[int]) -> list[int]:
         """Ranks whose gradients are those of a later step of the others: they left steps out."""

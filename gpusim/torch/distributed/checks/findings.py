@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -246,4 +247,5 @@ def shown(findings: Sequence[Finding], engine: str) -> str:
     if not findings:
         return f"check: no findings{rules}"
     count = f"{len(findings)} finding{'s' * (len(findings) > 1)}"
-    return "\n".join([f"check: {count}{rules}", *(line for f in findings for line in f.lines())])
+    lines = [f"check: {count}{rules}", *(line for each in findings for line in each.lines())]
+    return "\n".join(lines).replace(os.getcwd() + os.sep, "")

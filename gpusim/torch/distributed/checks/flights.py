@@ -68,6 +68,8 @@ class Flights:
     def __init__(self, watch: Watch, completion: Completion) -> None:
         self.watch, self.completion = watch, completion
         self.open: dict[int, tuple[Flight, RankWork]] = {}
+        #: The places whose sends the program has waited for.
+        self.waited: set[str] = set()
 
     def begin(self, call: Call) -> Flight | None:
         """Look at a call that is about to be posted; its flight, if it is to have one."""
@@ -82,7 +84,7 @@ class Flights:
             return flight  # as it is: the call writes when it is made
         flight.outputs, flight.inputs = given.written, given.only_read
         with without_modes():
-            by = {}
+            by: dict[int, Tensor] = {}
             for output in flight.outputs:
                 own = by.get(id(output))
                 if own is None:
@@ -120,6 +122,8 @@ class Flights:
         if self.open.pop(flight.call.id, None) is None:
             return
         call = flight.call
+        if call.operation == "send":
+            self.waited.add(call.site)
         with without_modes():
             for tensor, before in zip(flight.inputs, flight.before, strict=True):
                 if not flight.named and _bytes_of(tensor) != before:
@@ -203,14 +207,13 @@ class Flights:
         first = flight.call
         batch = self.watch.batch_of(call.group)
         together = batch is not None and batch == flight.batch
-        kind = "aliased-operands" if together else "overlapping-buffers"
         how = (
             f"{first.words} in the same batch: one of them writes it"
             if together
             else f"{first.words}, posted at {first.site}, which has not been waited for"
         )
         self.watch.find(
-            kind,
+            "overlapping-buffers",
             call.site,
             f"{call.words} is posted on memory of {how}",
             call.operation,
@@ -223,11 +226,17 @@ class Flights:
             work.wait()
 
     def finish(self) -> None:
-        """Name the calls that nobody has waited for."""
+        """Name the calls that the program has not waited for.
+
+        Schedules of pipelines drop the works of their last sends, whose tensors they do not use
+        again: a send is named if the program waits for none of its place.
+        """
         if self.watch.log.ended:
             return
         for flight, _ in self.open.values():
             call = flight.call
+            if call.operation == "send" and call.site in self.waited:
+                continue
             # A functional collective hands back its result, which waits as it is used.
             kind, text = (
                 ("result-unread", f"the result of {call.words}, which it returns, is never used")

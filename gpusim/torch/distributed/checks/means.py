@@ -234,26 +234,22 @@ def _is(value: float, other: float) -> bool:
 
 def _means_in(root: Tensor, value: float) -> Iterator[tuple[Mean, float | None]]:
     """The means that a loss is made of, each with its factor, or None where it is not known."""
-    start: Any = root.grad_fn
-    found, ways, queue, seen = [], set(), [start], 0
-    while queue and seen < 64:
-        node = queue.pop()
-        seen += 1
+    queue: list[tuple[Any, frozenset[str]]] = [(root.grad_fn, frozenset())]
+    found: list[tuple[Mean, frozenset[str]]] = []
+    left = 64
+    while queue and left:
+        node, way = queue.pop()
+        left -= 1
         mean = node.metadata.get(MARK)
         if mean is not None:
-            found.append(mean)
-            continue
-        name = node.name()
-        if name.startswith(ARITHMETIC):
-            ways.add(name[:3])
-            queue += [each for each, _ in node.next_functions if each is not None]
-        else:
-            ways.add("other")
-    products = bool(ways & {"Mul", "Div", "Neg"})
-    for mean in found:
-        if not products:
+            found.append((mean, way))
+        elif node.name().startswith(ARITHMETIC):
+            way |= {node.name()[:3]}
+            queue += [(each, way) for each, _ in node.next_functions if each is not None]
+    for mean, way in found:
+        if not way & {"Mul", "Div", "Neg"}:
             yield mean, 1.0
-        elif len(found) == 1 and mean.value and not ways & {"Add", "Sub"}:
+        elif mean.value and not way & {"Add", "Sub"}:
             yield mean, value / mean.value
         else:
             yield mean, None

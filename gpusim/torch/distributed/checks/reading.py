@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..private import put_mode_below, take_mode_out, without_function_modes
+from ..private import (
+    has_mode,
+    is_wrapper,
+    put_mode_below,
+    take_mode_out,
+    without_function_modes,
+)
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -25,6 +31,7 @@ OTHERS = frozenset(
     ["is_same_size", "_has_compatible_shallow_copy_type", "record_stream", "is_pinned"]
 )
 COMMUNICATION = frozenset(["c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"])
+HIGHER_ORDER = "higher_order"
 
 
 class Operation(NamedTuple):
@@ -71,7 +78,7 @@ class Effects(NamedTuple):
     """Whether it reads what it writes: add_ does, copy_ does not."""
 
 
-PURE_WRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "set_")
+PURE_WRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_")
 
 
 @lru_cache(None)
@@ -91,7 +98,8 @@ def effects_of(operator: Any) -> Effects:
             aliases = True
     out = any(argument.is_out for argument in schema.arguments)
     valueless = name.startswith(VALUELESS) or name.endswith("_like") or name in OTHERS
-    view = aliases and not written
+    # `set_` changes which memory a tensor has, and no memory.
+    view = name == "set_" or (aliases and not written)
     pure = out or name.removeprefix("_foreach_") in PURE_WRITES or name.startswith("bernoulli_")
     copies = name in ("copy_", "_foreach_copy_")
     return Effects(view, not (valueless or view), frozenset(written), copies, not pure)
@@ -110,9 +118,13 @@ class Reading(TorchDispatchMode):
         self.listeners: list[Listener] = []
         #: Those of them that hear of results.
         self.makers: list[MakerListener] = []
-        # `_inside`: torch has taken the mode from its stack while it serves an operator, and will
-        # put it back: it cannot be taken out then.
-        self._is_on = self._inside = False
+        # `_inside`: listeners are told of an operator. `_served`: how many operators the mode
+        # serves. torch has taken it from its stack then, and will put it back: it can neither be
+        # put there nor taken out.
+        self._inside, self._served = False, 0
+
+    #: torch.cond and flex_attention pass through the mode too.
+    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -124,9 +136,7 @@ class Reading(TorchDispatchMode):
             self.listeners.append(listener)
             if isinstance(listener, MakerListener):
                 self.makers.append(listener)
-        if not self._is_on and not self._inside:
-            self._is_on = True
-            put_mode_below(self)
+        self.settle()
 
     def remove(self, listener: Listener) -> None:
         """Let a listener hear of no more."""
@@ -136,20 +146,38 @@ class Reading(TorchDispatchMode):
         self.settle()
 
     def settle(self) -> None:
-        """Take the mode out, if nobody listens."""
-        if self._is_on and not self.listeners and not self._inside:
-            self._is_on = False
+        """Put the mode on torch's stack, or take it out, as there are listeners or none.
+
+        The stack is asked, and no flag: the engine of backward passes runs each node with the stack
+        of its begin, and drops what a hook has put on it.
+        """
+        if self._served:
+            return
+        is_on = has_mode(self)
+        if self.listeners and not is_on:
+            put_mode_below(self)
+        elif is_on and not self.listeners:
             take_mode_out(self)
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # the wrapper's own operators are seen
+        self._served += 1
+        try:
+            return self._serve(operator, args, kwargs or {})
+        finally:
+            self._served -= 1
+
+    def _serve(self, operator: Any, args: Any, kwargs: Any) -> Any:
         if self._inside or self.watch.is_busy:
             return operator(*args, **kwargs)
         if operator.namespace in COMMUNICATION:
-            for maker in self.makers:
-                maker.on_communication(operator._schema.name, _tensors(args[0] if args else None))
+            self._tell_of_communication(operator._schema.name, args)
+            return operator(*args, **kwargs)
+        if operator.namespace == HIGHER_ORDER:
+            self._tell(Operation(operator.name(), _all_tensors([args, kwargs]), [], []))
             return operator(*args, **kwargs)
         effects = effects_of(operator)
         if effects.is_view:
@@ -169,13 +197,7 @@ class Reading(TorchDispatchMode):
         late = bool(kwargs.get("non_blocking") or (effects.is_copy and len(args) > 2 and args[2]))
         operation = Operation(operator._schema.name, read, written, [], late)
         if read or written:
-            self._inside = True
-            try:
-                with without_function_modes():
-                    for listener in tuple(self.listeners):
-                        listener.on_operation(operation)
-            finally:
-                self._inside = False
+            self._tell(operation)
         result = operator(*args, **kwargs)
         if self.makers:
             operation.made.extend(_tensors(result))
@@ -184,6 +206,25 @@ class Reading(TorchDispatchMode):
                     maker.on_result(operation)
         return result
 
+    def _tell(self, operation: Operation, makers: bool = True) -> None:
+        """Tell listeners of an operator that is about to run."""
+        self._inside = True
+        try:
+            with without_function_modes():
+                for listener in tuple(self.listeners):
+                    if makers or listener not in self.makers:
+                        listener.on_operation(operation)
+        finally:
+            self._inside = False
+
+    def _tell_of_communication(self, name: str, args: Any) -> None:
+        """Tell listeners of an operator that posts a call; a functional one copies its input."""
+        given = _tensors(args[0] if args else None)
+        for maker in self.makers:
+            maker.on_communication(name, given)
+        if given and not name.startswith("c10d::") and "wait_tensor" not in name:
+            self._tell(Operation(name, given, [], []), makers=False)
+
 
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
@@ -191,3 +232,12 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [each for each in value if isinstance(each, Tensor)]
     return []
+
+
+def _all_tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value, however deep."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _all_tensors(each)]
+    return _tensors(value)

@@ -78,7 +78,9 @@ class Results:
             self._read(spans_of(given.read))
         if call.inside == "torch" or not given.written:
             return
-        place = self.places.setdefault((call.site, call.operation), Place(words=call.words))
+        place = self.places.get((call.site, call.operation))
+        if place is None:
+            place = self.places[call.site, call.operation] = Place(words=call.words)
         place.calls += 1
         if not place.waits and _is_barrier(given.read):
             place.waits = True

@@ -35,7 +35,8 @@ def _spans(start: int, tensor: Tensor) -> list[Span]:
     width = tensor.element_size()
     if tensor.is_contiguous():
         return [(start, start + width * tensor.numel())]
-    block, outer = 1, []
+    block = 1
+    outer: list[tuple[int, int]] = []
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1 or stride == 0:
             continue

@@ -261,7 +261,7 @@ class Streams:
         is_on_gpu = self.races.is_on_gpu(tensor)
         if is_on_gpu:
             self._host_waits_here(f"{what.strip('_')}()")
-        elif is_on_gpu is False and self.races.is_on:
+        elif is_on_gpu is False and self.races.is_on and what not in VIEWS:
             self.races.host_access(tensor, False, here(), what)
 
     def backward_begins(self) -> None:
@@ -269,6 +269,10 @@ class Streams:
 
     def backward_ends(self) -> None:
         self.races.backward_ends()
+
+
+VIEWS = ("numpy", "__array__")
+"""Methods whose result shares the tensor's memory: the host reads it later, if at all."""
 
 
 def _place_of(call: Call) -> Place:

@@ -39,6 +39,14 @@ def _backward(watch: Watch, real: Any, tensors: Any, *args: Any, **named: Any) -
     finally:
         watch.in_backward = False
         watch.means.end_backward()
+        watch.reading.settle()
+
+
+def _grad(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+    try:
+        return real(*args, **named)
+    finally:
+        watch.reading.settle()
 
 
 def _make_ddp(watch: Watch, real: Any, module: nn.Module, *args: Any, **named: Any) -> None:
@@ -58,5 +66,6 @@ def install(stack: ExitStack) -> None:
 
     replace(stack, nn.Module, "__call__", _call_module)
     replace(stack, torch.autograd, "backward", _backward)
+    replace(stack, torch.autograd, "grad", _grad)
     replace(stack, DistributedDataParallel, "__init__", _make_ddp)
     replace(stack, DistributedSampler, "__iter__", _iterate)
