@@ -118,7 +118,7 @@ READS: dict[str, Callable[[Any, Tensor], Any]] = {
     "printing": lambda model, x: x * len(str(x)),
     "in": lambda model, x: x * (2.0 in x),
     "torch.equal()": lambda model, x: x * torch.equal(x, x),
-    "torch.full()": lambda model, x: x + torch.full((2,), x[0, 0]),
+    "torch.full()": lambda model, x: x + torch.full((2,), x[0, 0]),  # type: ignore[call-overload]
     "torch.tensor()": lambda model, x: x + torch.tensor([x[0, 0], 1.0]),
     "expand()": lambda model, x: x.sum().expand(model.offset),
 }
@@ -265,7 +265,7 @@ def test_layers_of_torch_are_not_named() -> None:
     executor = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), 0.1))
     with listening() as reads:
         _, loss = executor(X.remainder(8))
-        print(loss.tolist(), float(model.weight[0]))  # outside of forward
+        print(loss.tolist(), float(model.weight.detach()[0]))  # outside of forward
     executor.destroy()
     assert [*reads] == []
 

@@ -713,3 +713,21 @@ def hubs_of(output: Path) -> list[int]:
             except OSError:
                 pass
     return result
+
+
+def test_a_check_says_that_ranks_which_the_program_starts_are_not_checked(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        def train(rank, ranks):
+            dist.init_process_group("gloo", rank=rank, world_size=ranks)
+            dist.all_reduce(torch.ones(2))
+            dist.destroy_process_group()
+
+        start(train, 2)
+        """,
+    )
+    said = "the 2 ranks of world 1 are not checked; gpusim torchrun --check checks ranks"
+    done = simulated(tmp_path, path, "--check")
+    assert done.code == 0 and said in done.err and "check: no findings" in done.err
+    assert said not in simulated(tmp_path, path).err

@@ -526,3 +526,9 @@ def test_gradients_of_fsdp2_that_wait_are_found() -> None:
 
     names = ["0.bias", "0.weight", "1.bias", "1.weight"]
     assert launch(run, 2) == [[names, []]] * 2
+
+
+def test_fake_tensors_are_told_apart() -> None:
+    mode = torch._subclasses.FakeTensorMode()
+    assert private.is_fake(type(mode.from_tensor(torch.ones(2))))
+    assert not private.is_fake(torch.Tensor) and not private.is_fake(torch.nn.Parameter)

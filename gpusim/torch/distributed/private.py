@@ -62,7 +62,9 @@ __all__ = [
     "has_mode",
     "is_dtensor",
     "is_random_operation",
+    "is_fake",
     "is_wrapper",
+    "mend_mode_key",
     "parse_to",
     "profiler",
     "put_mode_below",
@@ -375,6 +377,11 @@ def is_wrapper(kind: type) -> bool:
     )
 
 
+def is_fake(kind: type) -> bool:
+    """Whether a type's tensors have a shape alone, as those that DTensor's rules are tried on."""
+    return issubclass(kind, torch._subclasses.FakeTensor)
+
+
 def tensor_inside(wrapper: Any) -> Any:
     """The tensor that a DTensor, or the result of a functional collective, holds; else None."""
     if isinstance(wrapper, _DTensor):
@@ -446,6 +453,16 @@ def has_mode(mode: Any) -> bool:
     """Whether a dispatch mode is on the calling thread's stack."""
     count = core._len_torch_dispatch_stack()
     return any(core._get_dispatch_stack_at(place) is mode for place in range(count))
+
+
+def mend_mode_key() -> None:
+    """Let torch's dispatcher ask the calling thread's modes if there are any.
+
+    A key says so beside the stack. `inference_mode` sets it back at its end, also if the stack has
+    changed in between: operators would pass a mode, or fail in search of one.
+    """
+    for key in (core.DispatchKey.Python, core.DispatchKey.PythonTLSSnapshot):
+        core._dispatch_tls_set_dispatch_key_included(key, core._len_torch_dispatch_stack() > 0)
 
 
 @contextmanager

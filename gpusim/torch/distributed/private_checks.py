@@ -1,4 +1,4 @@
-"""What the check of programs uses of torch's private interface."""
+"""The private names of torch that the check of programs uses."""
 
 from __future__ import annotations
 

@@ -188,6 +188,8 @@ class RankWork(dist.Work):
     #: Of a watched rank: called whenever the rank waits for the call (False), and with True when
     #: its host has seen that the call is complete.
     seen: Callable[[bool], None] | None = None
+    #: Whether a wait for it has ended by its limit.
+    expired = False
     _source = -1
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
@@ -253,6 +255,7 @@ class RankWork(dist.Work):
 
     def expire(self, limit: float, own: bool, stall: str | None) -> None:
         """Raise what gloo raises after a time-out; see `timeouts.expired`."""
+        self.expired = True
         raise expired(self, limit, own, stall)
 
     def returned_by(self, method: str, group_size: int, backend: str) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks' parameters are called, and which ranks have copies of them."""
+"""The names of parameters, and the ranks that have copies of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import distributed as dist
 from torch import nn
 
+from ..memory import array_of
 from ..private import is_dtensor
 
 __all__ = ["called_by_dtensor", "ddp_groups", "names_of", "replicas_of", "settings_of"]
@@ -55,7 +56,8 @@ def replicas_of(parameter: Any) -> list[int] | None:
     """The ranks that have the same part of a DTensor's values; None for other tensors."""
     if not is_dtensor(parameter):
         return None
-    mesh, whole = parameter.device_mesh, parameter.device_mesh.mesh
+    mesh = parameter.device_mesh
+    whole: Any = array_of(mesh.mesh, "check")  # whatever dispatch modes the program has
     here = mesh.get_coordinate()
     if here is None:
         return None

@@ -35,10 +35,8 @@ SMALL, WIDTH = 1 << 14, 512
 
 def address(tensor: Tensor) -> int:
     """The address of a tensor's storage; 0 for those without."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+    part = local_part(tensor)
+    return 0 if part is None else part.untyped_storage().data_ptr()
 
 
 def local_part(tensor: Tensor) -> Tensor | None:

@@ -11,12 +11,12 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..private import without_modes
+from ..private import mend_mode_key, without_modes
 from .arguments import replaced
 from .completions import Completion
 from .findings import Finding
@@ -36,6 +36,21 @@ MANY = 1024
 """Calls in flight from which on the oldest are ended: of programs that wait for none."""
 
 
+class Content(NamedTuple):
+    """What a tensor's memory has, and its address."""
+
+    start: int
+    data: bytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Content:
+        return cls(tensor.data_ptr(), _bytes_of(tensor))
+
+    def has_changed(self, tensor: Tensor) -> bool:
+        """Whether the memory has been written; if it was freed, that is not known."""
+        return tensor.data_ptr() == self.start and _bytes_of(tensor) != self.data
+
+
 @dataclass(eq=False)
 class Flight:
     """A call in flight.
@@ -46,6 +61,9 @@ class Flight:
     `before` their bytes at the call. `named` says that something was found about its tensors: what
     follows from it is not said too. `batch` is the number of its batch of messages. `is_over` says
     that the outputs have their results, before the rank has waited.
+
+    Once it is posted, `outputs` and `inputs` are aliases, as a program may give its tensors other
+    memory by `.data` and `set_`.
     """
 
     call: Call
@@ -54,8 +72,8 @@ class Flight:
     outputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
-    before: list[bytes] = field(default_factory=list)
-    poison: list[bytes] = field(default_factory=list)
+    before: list[Content] = field(default_factory=list)
+    poison: list[Content] = field(default_factory=list)
     named: bool = False
     batch: int | None = None
     is_over: bool = False
@@ -104,17 +122,21 @@ class Flights:
         back = {id(own): real for own, real in zip(flight.results, flight.outputs, strict=True)}
         work._outputs = [back.get(id(each), each) for each in work._outputs]
         with without_modes():
-            for output in dict.fromkeys(flight.outputs):
+            flight.outputs = [each.detach() for each in flight.outputs]
+            flight.inputs = [each.detach() for each in flight.inputs]
+            for output in flight.outputs:
                 _poison(output)
-            flight.poison = [_bytes_of(each) for each in flight.outputs]
+            flight.poison = [*map(Content.of, flight.outputs)]
             # After the poison: of an in-place form the output is a part of the input.
-            flight.before = [_bytes_of(each) for each in flight.inputs]
+            flight.before = [*map(Content.of, flight.inputs)]
         flight.batch = self.watch.batch_of(flight.call.group)
         self.open[flight.call.id] = flight, work
         if flight.outputs or flight.inputs:
             self.watch.reading.add(self)
         if len(self.open) > MANY:
-            self.end(next(iter(self.open.values()))[0])
+            oldest, first = next(iter(self.open.values()))
+            if first.is_done():  # else it has no result yet
+                self.end(oldest)
         self.complete_some()
 
     def end(self, flight: Flight) -> None:
@@ -126,12 +148,12 @@ class Flights:
             self.waited.add(call.site)
         with without_modes():
             for tensor, before in zip(flight.inputs, flight.before, strict=True):
-                if not flight.named and _bytes_of(tensor) != before:
+                if not flight.named and before.has_changed(tensor):
                     self._find("write-before-wait", flight, call.site, "an input")
             # Once it has been given its result, a write of the program's is not told from it.
             poisoned = () if flight.is_over else zip(flight.outputs, flight.poison, strict=True)
             for output, poison in poisoned:
-                if not flight.named and _bytes_of(output) != poison:
+                if not flight.named and poison.has_changed(output):
                     self._find("write-before-wait", flight, call.site, "the output")
             if not flight.is_over:
                 self._deliver(flight)
@@ -145,10 +167,12 @@ class Flights:
                 flight.is_over = True
                 with without_modes():
                     self._deliver(flight)
+                    if meet(flight.written, flight.read):
+                        flight.before = [*map(Content.of, flight.inputs)]
 
     def _deliver(self, flight: Flight) -> None:
         for output, result in zip(flight.outputs, flight.results, strict=True):
-            if output.untyped_storage().size():
+            if _has_memory(output):
                 _copy(output, result)
 
     def _find(self, kind: str, flight: Flight, site: str, which: str, by: str = "") -> None:
@@ -233,9 +257,9 @@ class Flights:
         """
         if self.watch.log.ended:
             return
-        for flight, _ in self.open.values():
+        for flight, work in self.open.values():
             call = flight.call
-            if call.operation == "send" and call.site in self.waited:
+            if work.expired or (call.operation == "send" and call.site in self.waited):
                 continue
             # A functional collective hands back its result, which waits as it is used.
             kind, text = (
@@ -266,10 +290,16 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether the storage has room for the tensor, and was not made smaller."""
+    end = tensor.storage_offset() + tensor.numel()
+    return tensor.untyped_storage().nbytes() >= end * tensor.element_size()
+
+
 def _bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a dense tensor, in the order of memory."""
+    """The bytes of a dense tensor, in the order of memory; none if that was freed."""
     start, size = _span(tensor)
-    return ctypes.string_at(start, size) if start and size else b""
+    return ctypes.string_at(start, size) if start and size and _has_memory(tensor) else b""
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
@@ -289,11 +319,19 @@ READERS = ("numpy", "tolist", "__array__", "__dlpack__")
 
 
 def install(stack: ExitStack) -> None:
-    """Hear of reads past torch's operators."""
+    """Hear of reads past torch's operators, and keep the check's mode in and behind blocks."""
     from .here import replace
 
     for name in READERS:
         replace(stack, Tensor, name, _reading(name))
+    replace(stack, torch.inference_mode, "__exit__", _leave_inference)
+
+
+def _leave_inference(watch: Watch, real: Any, *args: Any) -> Any:
+    try:
+        return real(*args)
+    finally:
+        mend_mode_key()
 
 
 def _reading(name: str) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..private import (
     has_mode,
+    is_fake,
     is_wrapper,
     put_mode_below,
     take_mode_out,
@@ -162,8 +163,10 @@ class Reading(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if any(map(is_wrapper, types)):
-            return NotImplemented  # the wrapper's own operators are seen
+        if any(map(is_fake, types)):
+            return operator(*args, **(kwargs or {}))
+        if any(map(_unwraps, types)):
+            return NotImplemented  # the operators on what is inside are seen
         self._served += 1
         try:
             return self._serve(operator, args, kwargs or {})
@@ -220,10 +223,18 @@ class Reading(TorchDispatchMode):
     def _tell_of_communication(self, name: str, args: Any) -> None:
         """Tell listeners of an operator that posts a call; a functional one copies its input."""
         given = _tensors(args[0] if args else None)
+        if "_wrap_" in name:  # it makes a result that waits as it is used
+            return
         for maker in self.makers:
             maker.on_communication(name, given)
         if given and not name.startswith("c10d::") and "wait_tensor" not in name:
             self._tell(Operation(name, given, [], []), makers=False)
+
+
+@lru_cache(None)
+def _unwraps(kind: type) -> bool:
+    """Whether a type of tensors calls operators on tensors inside, and needs no mode for that."""
+    return is_wrapper(kind) and not kind.__module__.startswith("torch._subclasses")
 
 
 def _tensors(value: Any) -> list[Tensor]:

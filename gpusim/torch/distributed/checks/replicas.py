@@ -1,4 +1,4 @@
-"""What a rank notes of its replica of a model: parameters and gradients at each optimizer step.
+"""A rank's notes of its replica of a model: parameters and gradients at each optimizer step.
 
 `drift` compares the notes of all ranks.
 """
@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 from ..private import is_dtensor
 from ..private_checks import unreduced_parameters
 from .described import called_by_dtensor, ddp_groups, names_of, replicas_of, settings_of
-from .digests import address, digest, glance, is_constant, tensors_of
+from .digests import address, digest, glance, is_constant, local_part, tensors_of
 from .drift import analyse
 from .here import watch_of_thread
 from .training import install
@@ -143,7 +143,7 @@ class Replicas:
         if len(key.ranks) < 2:
             return
         if call.operation in ("send", "recv"):
-            if given.peer is not None:
+            if given.peer is not None and 0 <= given.peer < len(key.ranks):
                 self._add("peers", key.ranks[given.peer])
             return
         if call.inside == "forward" or (call.inside == "torch" and called_by_dtensor()):
@@ -159,6 +159,8 @@ class Replicas:
         written = set(map(id, given.written))
         for tensor in (*given.written, *given.only_read):
             where, is_written = address(tensor), id(tensor) in written
+            if not where:
+                continue
             before = self._seen.get(where)
             labels: tuple[str, ...] = (key.label,)
             if before is not None and before.backwards == self.backwards:
@@ -204,8 +206,8 @@ class Replicas:
 
     def _begin(self, optimizer: Any, site: str, closure: bool) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if not parameters or not all(isinstance(each, Tensor) for each in parameters):
-            return
+        if not parameters or any(local_part(each) is None for each in parameters):
+            return  # of fake tensors, and of others without memory
         key = id(optimizer)
         steps = self._optimizers.get(key)
         if (

@@ -59,6 +59,8 @@ def is_dense(tensor: Tensor) -> bool:
     """Whether the tensor's elements fill its memory, in any order."""
     if tensor.is_contiguous():
         return True
+    if tensor.is_nested:
+        return False
     block = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

@@ -1,4 +1,4 @@
-"""What computes means: losses, means of tensors, and sums that are divided."""
+"""Functions that compute means: losses, means of tensors, and sums that are divided."""
 
 from __future__ import annotations
 

@@ -208,9 +208,10 @@ class Watch:
         batch = self.batch_of(group)
         if batch is not None:
             about["batch"] = batch
-        if given.root is not None:
+        inside = range(len(key.ranks))  # others are refused when the call is posted
+        if given.root in inside:
             about["root"] = key.ranks[given.root]
-        if given.peer is not None:
+        if given.peer in inside:
             about["peer"] = key.ranks[given.peer]
         if given.tag:
             about["tag"] = given.tag
