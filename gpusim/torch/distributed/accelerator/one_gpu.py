@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..private import copies, engines, function_modes, parse_to, replace, serialization
-from .devices import SHARING, Numbers, is_told
+from .devices import SHARING, WRAPPED, Numbers, is_told
 from .names import ACCELERATOR, CUDA
 from .replacing import install_names, restoring, rewriting, under_mode
 
@@ -111,6 +111,7 @@ class OneGpu(Numbers, TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        function = WRAPPED.get(function, function)
         serve = SERVED.get(function)
         if serve is not None:
             return serve(self, function, args, kwargs)

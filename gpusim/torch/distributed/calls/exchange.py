@@ -188,8 +188,8 @@ class RankWork(dist.Work):
     #: Of a watched rank: called whenever the rank waits for the call (False), and with True when
     #: its host has seen that the call is complete.
     seen: Callable[[bool], None] | None = None
-    #: Whether a wait for it has ended by its limit.
-    expired = False
+    #: Whether a wait for it has raised an error.
+    failed = False
     _source = -1
     _future: Any = None
     #: Of the method that posted the call; see `returned_by`.
@@ -231,9 +231,14 @@ class RankWork(dist.Work):
             what = f"{pending.title} at {self._site}"
             # Here the rank gives up its turn. When it returns, the process's globals are the rank's
             # again.
-            self._rank.wait_for_work(self, what, limit, own is not None)
+            try:
+                self._rank.wait_for_work(self, what, limit, own is not None)
+            except Exception:
+                self.failed = True
+                raise
         self._rank.unfinished.discard(self)
         if pending.error is not None:
+            self.failed = True
             raise pending.error
         # On a GPU only the rank's current stream waits: the host goes on.
         streams.wait(pending.event, self._tensors)
@@ -255,7 +260,6 @@ class RankWork(dist.Work):
 
     def expire(self, limit: float, own: bool, stall: str | None) -> None:
         """Raise what gloo raises after a time-out; see `timeouts.expired`."""
-        self.expired = True
         raise expired(self, limit, own, stall)
 
     def returned_by(self, method: str, group_size: int, backend: str) -> None:

@@ -138,7 +138,7 @@ class Draws:
             mode, gpu = current_mode(), gpu_of(tensor)
             if mode is not None and gpu is not None:
                 state = mode.generators[gpu].get_state()
-            elif tensor.is_cuda:
+            elif mode is None and tensor.is_cuda:
                 state = torch.cuda.get_rng_state(tensor.device)
             else:
                 state = torch.get_rng_state()

@@ -259,7 +259,7 @@ class Flights:
             return
         for flight, work in self.open.values():
             call = flight.call
-            if work.expired or (call.operation == "send" and call.site in self.waited):
+            if work.failed or (call.operation == "send" and call.site in self.waited):
                 continue
             # A functional collective hands back its result, which waits as it is used.
             kind, text = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_dynamo_compiling
 
+from ..accelerator.devices import WRAPPED
 from ..own.threads import own_rank
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def replace(
             return real(*args, **named)
         return serve(watch, real, *args, **named)
 
+    WRAPPED[function] = real
+    stack.callback(WRAPPED.pop, function)
     if name in vars(owner):
         stack.callback(setattr, owner, name, vars(owner)[name])
     else:  # of a base class

@@ -35,6 +35,9 @@ def _spans(start: int, tensor: Tensor) -> list[Span]:
     width = tensor.element_size()
     if tensor.is_contiguous():
         return [(start, start + width * tensor.numel())]
+    if tensor.is_nested:  # which has no strides
+        storage = tensor.untyped_storage()
+        return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())]
     block = 1
     outer: list[tuple[int, int]] = []
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
