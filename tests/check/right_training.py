@@ -619,3 +619,23 @@ def equal_counts(rank: int) -> None:
     mean = torch.tensor(sum(losses) / len(losses))
     dist.all_reduce(mean)
     assert mean / world > 0
+
+
+class Named(nn.Module):
+    def forward(self, *, watch: Tensor, real: Tensor, module: Tensor) -> Tensor:
+        return F.linear(input=watch, weight=real) * module
+
+
+@program
+def arguments_by_name(rank: int) -> None:
+    """Functions that the check serves take their arguments by name, as ever."""
+    begin()
+    x = torch.ones(2, 2, requires_grad=True)
+    model = DistributedDataParallel(module=nn.Linear(2, 2))
+    y = Named()(watch=model(x), real=x, module=x)
+    loss = torch.mean(input=y) + torch.sum(input=y) / 4
+    loss = torch.div(input=loss, other=2).div(other=2)
+    torch.autograd.backward(tensors=loss)
+    dropped = F.dropout(input=y, p=0.5, training=True)
+    assert F.mse_loss(input=dropped, target=torch.zeros(2, 2), reduction="sum").isfinite()
+    assert x.grad is not None

@@ -25,6 +25,8 @@ __all__ = [
     "checked",
     "expected",
     "needs_linux",
+    "places",
+    "started",
 ]
 
 BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])

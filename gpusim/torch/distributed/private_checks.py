@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.nn import Module
 
-__all__ = ["unreduced_parameters"]
+__all__ = ["COMPILER", "runs_backward", "unreduced_parameters"]
+
+COMPILER = "torch._inductor.compile_fx"
+"""The module that is imported as soon as a program compiles functions to kernels."""
+
+core: Any = torch._C
+
+
+def runs_backward() -> bool:
+    """Whether the calling thread runs a node of a backward pass, or a hook of one."""
+    return bool(core._current_graph_task_id() != -1)
 
 
 def unreduced_parameters(module: Module) -> list[tuple[str, Any]]:

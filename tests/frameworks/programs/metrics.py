@@ -42,7 +42,7 @@ def main() -> None:
             logits = model(inputs)
             each = nn.functional.cross_entropy(logits, labels, reduction="none")
             optimizer.zero_grad()
-            each.mean().backward()
+            (each.sum() / 6).backward()  # of 5 to 7 rows: a mean would weigh them by rank
             optimizer.step()
             metrics.update(logits.detach(), labels)
             mean.update(each.detach())

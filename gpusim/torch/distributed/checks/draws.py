@@ -182,7 +182,7 @@ class Draws:
             self.watch.log.rows["draws"] = [head, *self._rows]
 
 
-def _dropout(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _dropout(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     p = args[1] if len(args) > 1 else named.get("p", 0.5)
     training = args[2] if len(args) > 2 else named.get("training", named.get("train", True))
     in_place = args[3] if len(args) > 3 else named.get("inplace", False)
@@ -192,7 +192,7 @@ def _dropout(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
     return watch.draws.draw(given, lambda: real(*args, **named), bool(in_place))
 
 
-def _attention(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _attention(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     p = args[4] if len(args) > 4 else named.get("dropout_p", 0.0)
     if not 0 < p < 1:
         return real(*args, **named)
@@ -200,7 +200,7 @@ def _attention(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
     return watch.draws.draw(given, lambda: real(*args, **named), False)
 
 
-def _mask(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _mask(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     """A function that makes random numbers, from which a program makes a mask of its own."""
     own = watch.draws
     if not watch.depth or own.is_drawing or named.get("generator") is not None:

@@ -180,7 +180,7 @@ def _stores(kind: type) -> list[type]:
     return found
 
 
-def _ask_store(watch: Watch, real: Any, store: Any, method: str, *args: Any) -> Any:
+def _ask_store(watch: Watch, real: Any, store: Any, method: str, /, *args: Any) -> Any:
     start = monotonic_ns()
     keys = args[0] if args and isinstance(args[0], list) else args[:1]
     if method in SETS and args[1:] != (0,):  # add(key, 0) asks
@@ -194,7 +194,7 @@ def _ask_store(watch: Watch, real: Any, store: Any, method: str, *args: Any) -> 
     return answer
 
 
-def _join(watch: Watch, real: Any, rank: Any, name: str, ranks: Any, *rest: Any) -> Any:
+def _join(watch: Watch, real: Any, rank: Any, name: str, ranks: Any, /, *rest: Any) -> Any:
     """Make a group. The ranks of a world meet there, and those of gloo's groups."""
     group = real(rank, name, ranks, *rest)
     if not ranks or "gloo" in rank.backend.lower():

@@ -327,7 +327,7 @@ def install(stack: ExitStack) -> None:
     replace(stack, torch.inference_mode, "__exit__", _leave_inference)
 
 
-def _leave_inference(watch: Watch, real: Any, *args: Any) -> Any:
+def _leave_inference(watch: Watch, real: Any, /, *args: Any) -> Any:
     try:
         return real(*args)
     finally:
@@ -335,7 +335,7 @@ def _leave_inference(watch: Watch, real: Any, *args: Any) -> Any:
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    def serve(watch: Watch, real: Any, tensor: Any, *args: Any, **named: Any) -> Any:
+    def serve(watch: Watch, real: Any, tensor: Any, /, *args: Any, **named: Any) -> Any:
         if isinstance(tensor, Tensor):
             if watch.flights.open:
                 watch.flights.on_read(tensor, f"Tensor.{name}")

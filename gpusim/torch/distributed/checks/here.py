@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -30,17 +31,23 @@ def replace(
 ) -> None:
     """Let `serve(watch, real, *args, **named)` serve a function in the threads of watched ranks.
 
+    Its own parameters are positional only: all names are the function's. A call that passes fewer
+    arguments by position than `serve` has goes to the function.
+
     The function is the process's: other threads get the real one. It is put back when the stack
     ends.
     """
     real = getattr(owner, name)
+    kinds = [each.kind for each in inspect.signature(serve).parameters.values()]
+    needed = kinds.count(inspect.Parameter.POSITIONAL_ONLY) - 2
+    assert needed >= 0, f"{serve}: expected watch and real as positional only"
 
     @functools.wraps(real)
     def function(*args: Any, **named: Any) -> Any:
         if is_dynamo_compiling():  # a constant there
             return real(*args, **named)
         watch = watch_of_thread()
-        if watch is None:
+        if watch is None or len(args) < needed:
             return real(*args, **named)
         return serve(watch, real, *args, **named)
 

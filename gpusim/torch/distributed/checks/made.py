@@ -36,7 +36,7 @@ def install(stack: ExitStack) -> None:
     replace(stack, *GROUP_MAKER, _make)
 
 
-def _make(watch: Any, real: Any, ranks: Any = None, *args: Any, **named: Any) -> Any:
+def _make(watch: Any, real: Any, /, ranks: Any = None, *args: Any, **named: Any) -> Any:
     local = named.get("use_local_synchronization", args[4] if len(args) > 4 else False)
     if _is_programs(sys._getframe(1)):
         world = range(watch.rank.launch.size)

@@ -130,7 +130,7 @@ EVENTS: dict[str, Callable[..., None]] = {
 def _opening(mode: str, place: int, name: str) -> Callable[..., Any]:
     """Serve a function that opens a file; the argument of this place and name is its path."""
 
-    def call(watch: Any, real: Any, *args: Any, **named: Any) -> Any:
+    def call(watch: Any, real: Any, /, *args: Any, **named: Any) -> Any:
         file = args[place] if len(args) > place else named.get(name)
         if isinstance(file, str | os.PathLike):
             watch.files.opened(file, mode)
@@ -139,7 +139,7 @@ def _opening(mode: str, place: int, name: str) -> Callable[..., Any]:
     return call
 
 
-def _ask(watch: Any, real: Any, path: Any = ".", *args: Any, **named: Any) -> Any:
+def _ask(watch: Any, real: Any, /, path: Any = ".", *args: Any, **named: Any) -> Any:
     answer = real(path, *args, **named)
     if not isinstance(path, int) and answer is not False:
         watch.files.seen(path)

@@ -31,7 +31,7 @@ def install(stack: ExitStack) -> None:
     made.install(stack)
 
 
-def _in_batch(watch: Any, real: Any, *args: Any, **named: Any) -> Any:
+def _in_batch(watch: Any, real: Any, /, *args: Any, **named: Any) -> Any:
     before, watch.batch = watch.batch, watch.batches
     watch.batches += 1
     try:

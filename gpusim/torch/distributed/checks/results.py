@@ -8,6 +8,8 @@ where it was watched less often than it was reached, nothing is said.
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..private import without_modes
+from ..private_checks import COMPILER, runs_backward
 from .findings import Finding
 from .here import replace
 from .log import Log
@@ -56,8 +59,12 @@ class Result:
     """The output of a call, until it is read or gone."""
 
     place: Place
-    spans: list[Span]
-    storages: list[Any] = field(default_factory=list)
+    outputs: list[tuple[list[Span], Any]] = field(default_factory=list)
+    """The memory of each tensor, and a weak reference to its storage."""
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for spans, _ in self.outputs for span in spans]
 
 
 # Owner: the rank's thread.
@@ -70,6 +77,8 @@ class Results:
         self.open: list[Result] = []
         #: Storages that NumPy may read without torch, by their addresses.
         self.exported: set[int] = set()
+        #: Whether the program has started threads, whose reads are not seen.
+        self.has_threads = False
 
     def see_operands(self, call: Call) -> None:
         """Look at a call that is about to be posted, which reads results of others."""
@@ -93,12 +102,16 @@ class Results:
         if place.read or place.watched >= MOST:
             return
         spans = spans_of(call.given.written)
-        if not spans or any(start in self.exported for start, _ in spans):
+        # The nodes of a backward pass that follow run without the check's mode.
+        is_hidden = self.has_threads or runs_backward()
+        if is_hidden or not spans or any(start in self.exported for start, _ in spans):
             place.read = True
             return
         place.watched += 1
-        storages = [weakref.ref(each.untyped_storage()) for each in call.given.written]
-        self.open.append(Result(place, spans, storages))
+        outputs = [
+            (spans_of([each]), weakref.ref(each.untyped_storage())) for each in call.given.written
+        ]
+        self.open.append(Result(place, outputs))
         self.watch.reading.add(self)
 
     def on_operation(self, operation: Operation) -> None:
@@ -136,7 +149,9 @@ class Results:
 
     def _is_gone(self, result: Result) -> bool:
         """Whether the memory of a result was freed; it is unread then."""
-        if all(each() is not None for each in result.storages):
+        # A part may be freed before the others: gathered lists have a slot that programs replace.
+        result.outputs = [each for each in result.outputs if each[1]() is not None]
+        if result.outputs:
             return False
         result.place.unread += 1
         self._drop(result)
@@ -165,6 +180,8 @@ class Results:
                 if not meet(weights, result.spans):
                     result.place.unread += 1
         self.open.clear()
+        if self.has_threads or COMPILER in sys.modules:  # what is compiled reads past operators
+            return
         self.watch.log.rows[PART] = [
             [site, operation, *vars(place).values()]
             for (site, operation), place in self.places.items()
@@ -173,11 +190,16 @@ class Results:
 
 def _is_barrier(tensors: Sequence[Tensor]) -> bool:
     """Whether operands are a few zeros or ones: the call lets ranks wait for each other."""
-    if sum(each.numel() for each in tensors) > SMALL:
+    if sum(each.numel() for each in tensors) > SMALL or any(map(_is_sparse, tensors)):
         return False
     with without_modes():
         values = {value for each in tensors for value in each.detach().reshape(-1).tolist()}
     return len(values) <= 1 and values <= {0, 1}
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor does not list all of its elements."""
+    return tensor.layout is not torch.strided
 
 
 COPIES = ("__reduce_ex__", "__deepcopy__", "storage", "untyped_storage", "share_memory_")
@@ -190,20 +212,28 @@ def install(stack: ExitStack) -> None:
     for name in COPIES:
         replace(stack, Tensor, name, _copying)
     replace(stack, torch, "from_numpy", _importing)
+    replace(stack, threading.Thread, "start", _starting)
 
 
-def _saving(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _saving(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     watch.results.read_all()
     return real(*args, **named)
 
 
-def _copying(watch: Watch, real: Any, tensor: Any, *args: Any, **named: Any) -> Any:
+def _copying(watch: Watch, real: Any, tensor: Any, /, *args: Any, **named: Any) -> Any:
     if watch.results.open and type(tensor) in (Tensor, torch.nn.Parameter):
         watch.results._read(spans_of([tensor]))
     return real(tensor, *args, **named)
 
 
-def _importing(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _starting(watch: Watch, real: Any, thread: threading.Thread, /) -> Any:
+    if not type(thread).__module__.startswith("tqdm"):
+        watch.results.has_threads = True
+        watch.results.read_all()
+    return real(thread)
+
+
+def _importing(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     tensor = real(*args, **named)
     watch.results.on_read(tensor)
     return tensor

@@ -296,19 +296,19 @@ def install(stack: ExitStack) -> None:
     replace(stack, torch, "save", _saved)
 
 
-def _resized(watch: Watch, real: Callable[..., Any], storage: Any, *args: Any) -> Any:
+def _resized(watch: Watch, real: Callable[..., Any], storage: Any, /, *args: Any) -> Any:
     if getattr(storage, NAME, None) is not None:
         delattr(storage, NAME)
     return real(storage, *args)
 
 
-def _initialised(watch: Watch, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _initialised(watch: Watch, real: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     if watch.streams.mode is not None:
         watch.streams.chose_device()
     return real(*args, **named)
 
 
-def _saved(watch: Watch, real: Callable[..., Any], value: Any, *args: Any, **named: Any) -> Any:
+def _saved(watch: Watch, real: Callable[..., Any], value: Any, /, *args: Any, **named: Any) -> Any:
     if watch.streams.mode is not None:
         pending = [value]
         while pending:

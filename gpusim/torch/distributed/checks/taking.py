@@ -48,7 +48,7 @@ def _signature(real: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(real)
 
 
-def _loss(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _loss(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     result = real(*args, **named)
     if not isinstance(result, Tensor) or result.dim() or local_part(result) is not result:
         return result
@@ -81,25 +81,27 @@ def _count(own: dict[str, Any]) -> float:
     return float(weight[target[used]].sum())
 
 
-def _mean(watch: Watch, real: Any, tensor: Any, *args: Any, **named: Any) -> Any:
-    result = real(tensor, *args, **named)
+def _mean(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
+    result = real(*args, **named)
+    tensor = args[0] if args else named.get("input")
     if isinstance(tensor, Tensor) and isinstance(result, Tensor) and not result.dim():
         watch.means.see_average(tensor)
         watch.means.see_mean(result, tensor.numel())
     return result
 
 
-def _sum(watch: Watch, real: Any, tensor: Any, *args: Any, **named: Any) -> Any:
-    result = real(tensor, *args, **named)
+def _sum(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
+    result = real(*args, **named)
+    tensor = args[0] if args else named.get("input")
     if isinstance(tensor, Tensor) and isinstance(result, Tensor) and not result.dim():
         watch.means.see_sum(result, tensor.numel())
     return result
 
 
-def _divide(watch: Watch, real: Any, dividend: Any, divisor: Any, *args: Any, **named: Any) -> Any:
-    result = real(dividend, divisor, *args, **named)
-    if isinstance(result, Tensor) and not result.dim():
-        watch.means.see_division(result, dividend, divisor)
+def _divide(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
+    result = real(*args, **named)
+    if len(args) > 1 and isinstance(result, Tensor) and not result.dim():
+        watch.means.see_division(result, args[0], args[1])
     return result
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 
-def _call_module(watch: Watch, real: Any, module: nn.Module, *args: Any, **named: Any) -> Any:
+def _call_module(watch: Watch, real: Any, module: nn.Module, /, *args: Any, **named: Any) -> Any:
     if not watch.depth:
         watch.replicas.enter(module, args, named)
         watch.draws.enter(module, args, named)
@@ -27,34 +27,35 @@ def _call_module(watch: Watch, real: Any, module: nn.Module, *args: Any, **named
         watch.depth -= 1
 
 
-def _backward(watch: Watch, real: Any, tensors: Any, *args: Any, **named: Any) -> Any:
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def _backward(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
+    tensors = args[0] if args else named.get("tensors", ())
     if watch.in_backward:
-        return real(tensors, *args, **named)
+        return real(*args, **named)
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     watch.replicas.begin_backward([each for each in roots if isinstance(each, Tensor)])
-    watch.means.begin_backward(roots, args, named)
+    watch.means.begin_backward(roots, args[1:], named)
     watch.in_backward = True
     try:
-        return real(tensors, *args, **named)
+        return real(*args, **named)
     finally:
         watch.in_backward = False
         watch.means.end_backward()
         watch.reading.settle()
 
 
-def _grad(watch: Watch, real: Any, *args: Any, **named: Any) -> Any:
+def _grad(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
     try:
         return real(*args, **named)
     finally:
         watch.reading.settle()
 
 
-def _make_ddp(watch: Watch, real: Any, module: nn.Module, *args: Any, **named: Any) -> None:
+def _make_ddp(watch: Watch, real: Any, module: nn.Module, /, *args: Any, **named: Any) -> None:
     real(module, *args, **named)
     watch.replicas.add_ddp(module)
 
 
-def _iterate(watch: Watch, real: Any, sampler: Any) -> Any:
+def _iterate(watch: Watch, real: Any, sampler: Any, /) -> Any:
     watch.replicas.add_sampler(int(sampler.num_replicas))
     return real(sampler)
 
