@@ -35,6 +35,7 @@ def run_orders(options: argparse.Namespace, run: Callable[[argparse.Namespace], 
         runs = _Runs(options, run, Path(scratch))
         code, shown = runs.run(None, shown=True), runs.left
         if shown is None or shown["failed"]:
+            write_report(options.check_report, shown["findings"] if shown else [])
             return code or 1
         found, text = None, f"{options.orders} other orders have the same result"
         with progress(options.orders + 1) as advance:

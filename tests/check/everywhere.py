@@ -31,8 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
             return real(*args, **named)
         check = checks.Check()
         try:
-            return real(*args, **named, check=check) if "check" not in named else real(
-                *args, **{**named, "check": check}
+            return (
+                real(*args, **named, check=check)
+                if "check" not in named
+                else real(*args, **{**named, "check": check})
             )
         finally:
             if check.findings:

@@ -50,7 +50,11 @@ RANKS = _ranked(LAYERS)
 # do a rank and what it calls in torch.distributed, and a rank's watch and the parts of its check.
 PERMITTED: dict[bool, list[str]] = {
     False: [],  # at run time
-    True: ["gpusim.popxl", "gpusim.torch.distributed", "gpusim.torch.distributed.checks"],  # imports for type checking included
+    True: [
+        "gpusim.popxl",
+        "gpusim.torch.distributed",
+        "gpusim.torch.distributed.checks",
+    ],  # imports for type checking included
 }
 # The same inside of torch.distributed, at run time.
 ROOMS = """

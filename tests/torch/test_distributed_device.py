@@ -271,6 +271,7 @@ def meshes(local: int) -> None:
     shape = (2, ranks // 2) if ranks > 1 else (1, 1)
     mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicas", "shards"))
     assert mesh.device_type == mesh["shards"].device_type == "cuda"
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(local)
     for layer in model:
         fully_shard(layer, mesh=mesh)

@@ -72,8 +72,8 @@ UNTOLD_FUNCTIONS = {
 TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
 }
-#: Modules of function modes, and of the wrappers of gpusim equal and of the check, which pass on the
-#: calls of others.
+#: Modules of function modes, and of the wrappers of gpusim equal and of the check, which pass on
+#: the calls of others.
 PASSING = {
     "torch.overrides",
     "torch.utils._device",

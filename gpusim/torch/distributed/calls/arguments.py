@@ -18,7 +18,15 @@ from torch import Tensor
 
 from ..memory import kind_of
 
-__all__ = ["RULES", "Arguments", "Layout", "Rules", "is_contiguous_in_format", "rules_of", "split_sizes"]
+__all__ = [
+    "RULES",
+    "Arguments",
+    "Layout",
+    "Rules",
+    "is_contiguous_in_format",
+    "rules_of",
+    "split_sizes",
+]
 
 
 class Layout(Enum):

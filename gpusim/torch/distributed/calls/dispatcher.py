@@ -124,12 +124,10 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
 def _posted(
     group: Any, name: str, post: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]
 ) -> Any:
-    """The work of a call that the method of this name posts, under the rank's watch if it has one."""
+    """The work of a call that a method posts, under the rank's watch if it has one."""
     watch = group._rank.watch
     work = (
-        post(group, *args, **named)
-        if watch is None
-        else watch.call(group, name, post, args, named)
+        post(group, *args, **named) if watch is None else watch.call(group, name, post, args, named)
     )
     if work is not None:
         work.returned_by(name, group.size(), group.name())

@@ -73,7 +73,8 @@ def first_difference(
 ) -> dict[int, tuple[int, str, str]]:
     """By rank, the first call that was posted with other values: its number, site and words.
 
-    >>> first_difference({0: [["a.py:1", "all_reduce", "00"]]}, {0: [["a.py:1", "all_reduce", "01"]]})
+    >>> one, other = [["a.py:1", "all_reduce", "00"]], [["a.py:1", "all_reduce", "01"]]
+    >>> first_difference({0: one}, {0: other})
     {0: (0, 'a.py:1', 'all_reduce')}
     """
     found = {}

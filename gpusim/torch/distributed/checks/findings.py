@@ -124,7 +124,9 @@ KINDS: dict[str, Kind] = {
         "Megatron-LM's model-parallel random states",
     ),
     "group-made-by-some": Kind(
-        "new_group waits for the other ranks until its time-out",
+        "groups made later have other names on the ranks that left this one out: their members "
+        "wait for each other until the time-out; with device_id or TORCH_DIST_INIT_BARRIER=1 "
+        "new_group itself waits",
         "call new_group on all ranks, in the same order, or pass use_local_synchronization=True",
         f"{C10D}, new_group",
     ),
@@ -219,8 +221,7 @@ def ranks_in_words(ranks: Sequence[int], noun: str = "rank") -> str:
         else:
             spans.append([rank])
     shown = [
-        f"{each[0]} to {each[-1]}" if len(each) > 2 else ", ".join(map(str, each))
-        for each in spans
+        f"{each[0]} to {each[-1]}" if len(each) > 2 else ", ".join(map(str, each)) for each in spans
     ]
     return f"{noun}{'s' * (len(ranks) != 1)} {', '.join(shown)}"
 

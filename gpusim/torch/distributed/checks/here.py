@@ -16,7 +16,7 @@ from ..own.threads import own_rank
 if TYPE_CHECKING:
     from .watch import Watch
 
-__all__ = ["replace", "watch_of_thread"]
+__all__ = ["replace", "script", "watch_of_thread"]
 
 
 def watch_of_thread() -> Watch | None:
@@ -51,10 +51,38 @@ def replace(
             return real(*args, **named)
         return serve(watch, real, *args, **named)
 
+    own = vars(owner).get(name, ABSENT)
+    new: Any = staticmethod(function) if static else function
+
+    def put_back() -> None:
+        if own is ABSENT:  # of a base class
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+    def put_in() -> None:
+        setattr(owner, name, new)
+
     WRAPPED[function] = real
+    _replaced.append((put_back, put_in))
     stack.callback(WRAPPED.pop, function)
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:  # of a base class
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, staticmethod(function) if static else function)
+    stack.callback(_replaced.remove, (put_back, put_in))
+    stack.callback(put_back)
+    put_in()
+
+
+ABSENT = object()
+
+_replaced: list[tuple[Callable[[], None], Callable[[], None]]] = []
+"""How each function is put back, and put in again. Owner: the session, in its lock."""
+
+
+def script(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
+    """Serve torch.jit.script, which compiles the functions that it finds by their names."""
+    for put_back, _ in reversed(_replaced):
+        put_back()
+    try:
+        return real(*args, **named)
+    finally:
+        for _, put_in in _replaced:
+            put_in()

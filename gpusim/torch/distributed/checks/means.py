@@ -104,7 +104,7 @@ class Means:
 
     def begin_backward(self, roots: Sequence[Any], args: Any, named: Any) -> None:
         """A backward pass begins."""
-        self._backward = None
+        self._backward = self._probe = None
         gradient = args[0] if args else named.get("grad_tensors")
         if len(roots) != 1 or gradient is not None or not isinstance(roots[0], Tensor):
             return

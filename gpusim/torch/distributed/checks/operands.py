@@ -196,4 +196,3 @@ def _is_in_place(
     if operation in ("scatter", "reduce_scatter"):
         return number % size == place and start == own and read.shape == written.shape
     return False
-

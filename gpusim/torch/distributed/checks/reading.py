@@ -216,7 +216,7 @@ class Reading(TorchDispatchMode):
             with without_function_modes():
                 for listener in tuple(self.listeners):
                     if makers or listener not in self.makers:
-                        listener.on_operation(operation)
+                        self.watch.tell(listener.on_operation, operation)
         finally:
             self._inside = False
 

@@ -36,7 +36,7 @@ MOST = 64
 """How often a place is watched at most."""
 
 SMALL = 16
-"""Elements up to which an operand of equal zeros or ones is a barrier's: its result says nothing."""
+"""Elements up to which an operand of equal zeros or ones is a barrier's, without a result."""
 
 PART = "results"
 

@@ -6,9 +6,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+import torch
 
 from gpusim.errors import GpusimError
 from gpusim.maps.ending import ReplicaEnded
@@ -16,7 +19,8 @@ from gpusim.maps.ending import ReplicaEnded
 from . import draws, files, flights, log, means, order, replicas, results, streams
 from .completions import turns_of
 from .findings import Finding, merged, shown
-from .watch import Watch
+from .here import replace, script
+from .watch import GAVE_UP, Watch
 
 if TYPE_CHECKING:
     from ..runners.threads import Rank
@@ -37,7 +41,8 @@ class Check:
     order of completions and turns, None for the usual one, and `keeps_values` says that orders are
     to be compared; see `completions`.
 
-    **Attributes**: `findings` are those of the last launch, once it has ended.
+    **Attributes**: `findings` are those of the last launch, once it has ended, and `gave_up` says
+    what the check itself failed to look at, which is a fault of gpusim's.
 
     **Raises**: ValueError for another engine.
     """
@@ -56,6 +61,7 @@ class Check:
         #: By rank, what calls were posted with; see `Values`.
         self.values: dict[int, list[list[str]]] = {}
         self.findings: list[Finding] = []
+        self.gave_up: list[str] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         # Of ranks that are threads: how many run, and what is installed for them. `_lock` guards
         # both; in processes each has its own copy, and the lock is free when they are forked.
@@ -78,7 +84,10 @@ class Check:
         with folder:
             logs = log.read(Path(folder.name))
         self.values = {each.rank: each.rows.get("values", []) for each in logs}
-        self.findings = _analysed(logs, "" if error is None else str(error))
+        self.gave_up = [
+            f"rank {own.rank}: {text}" for own in logs for text in own.rows.get(GAVE_UP, [])
+        ]
+        self.findings = self._analysed(logs, "" if error is None else str(error))
 
     def pick_turns(self) -> Callable[[int], int] | None:
         """Which of so many ranks that can go on has the next turn; None for the first."""
@@ -115,6 +124,7 @@ class Check:
                 self._installed = ExitStack()
                 for part in (order, *PARTS):
                     part.install(self._installed)
+                replace(self._installed, torch.jit, "script", script)
 
     def _leave(self) -> None:
         with self._lock:
@@ -128,8 +138,20 @@ class Check:
         if self.findings:
             raise CheckError(self.findings, str(self))
 
+    def _analysed(self, logs: list[log.Log], failure: str) -> list[Finding]:
+        """The findings of all ranks, and those from their logs together."""
+        found = [each for own in logs for each in own.findings]
+        parts = [partial(order.analyse, failure=failure), *(part.analyse for part in PARTS)]
+        for analyse in parts:
+            try:
+                found += analyse(logs)
+            except Exception as error:
+                self.gave_up.append(f"{analyse}: {type(error).__name__}: {error}")
+        return merged(found)
+
     def __str__(self) -> str:
-        return shown(self.findings, self.engine)
+        lines = [f"check: gave up a part: {text}" for text in dict.fromkeys(self.gave_up)]
+        return "\n".join([shown(self.findings, self.engine), *lines])
 
 
 class CheckError(GpusimError):
@@ -153,12 +175,3 @@ def as_check(given: object) -> Check:
     if given is not True and not isinstance(given, str):
         raise TypeError(f"check={given!r:.60}: expected True, False, 'nccl', 'gloo' or a Check")
     return Check("" if given is True else given)
-
-
-def _analysed(logs: list[log.Log], failure: str) -> list[Finding]:
-    """The findings of all ranks, and those from their logs together."""
-    found = [each for own in logs for each in own.findings]
-    found += order.analyse(logs, failure)
-    for part in PARTS:
-        found += part.analyse(logs)
-    return merged(found)

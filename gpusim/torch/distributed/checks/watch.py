@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from ..runners.threads import Rank
     from .session import Check
 
-__all__ = ["Call", "Watch"]
+__all__ = ["GAVE_UP", "Call", "Watch"]
 
 MAKERS = (
     "torch.autograd.graph",
@@ -53,6 +55,10 @@ MAKERS = (
     "torch.nn.parallel",
 )
 """Modules of torch's that make calls of their own; others of torch's pass the program's on."""
+
+
+GAVE_UP = "gave up"
+"""The rows of a log about parts of the check that failed."""
 
 
 # Owner: the rank's own thread, which alone makes calls and runs the program. In processes the
@@ -136,6 +142,18 @@ class Watch:
         finally:
             self.is_busy = before
 
+    def tell(self, part: Callable[..., Any], *args: Any) -> Any:
+        """Call a part, which may fail where the program must not: what fails is reported."""
+        try:
+            return part(*args)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.log.rows.setdefault(GAVE_UP, []).append(
+                f"{getattr(part, '__qualname__', part)}: {type(error).__name__}: {error} "
+                f"({Path(place.filename).name}:{place.lineno})"
+            )
+            return None
+
     # What a group calls
 
     def call(
@@ -155,11 +173,11 @@ class Watch:
             site = self.site()
             call = Call(self._calls, group, given, site, *self._place())
             self._calls += 1
-            self.replicas.see_call(call)  # before the call, which may change its tensors
-            self.means.see_call(call)
-            refused = check_operands(self, call)
+            self.tell(self.replicas.see_call, call)  # before the call, which may change its tensors
+            self.tell(self.means.see_call, call)
+            refused = self.tell(check_operands, self, call) or []
             flight = self.flights.begin(call)
-            self.results.see_operands(call)
+            self.tell(self.results.see_operands, call)
             self.values.see_operands(call)
             # Before the call, which may wait in vain.
             self._note_post(call)
@@ -176,7 +194,7 @@ class Watch:
                 self._follow(work, call, flight)
             elif work is None:  # of monitored_barrier
                 self.note("done", call.id)
-            self.streams.see_call(call, work)
+            self.tell(self.streams.see_call, call, work)
             return work
         finally:
             self.is_busy = False
@@ -263,7 +281,7 @@ class Watch:
         self.is_busy = True
         self.log.ended = ended
         for part in self.parts:
-            part.finish()
+            self.tell(part.finish)
         self.reading.listeners.clear()
         self.reading.settle()
 
