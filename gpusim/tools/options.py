@@ -483,7 +483,7 @@ def check_target(option: str, path: Path, folder: bool = False, in_place: bool =
     around = path if path.is_dir() or (in_place and path.exists()) else path.parent
     if not around.exists():
         raise UsageError(f"{option}: {path}: no such folder: {around}")
-    if around is path.parent and not around.is_dir():
+    if around != path and not around.is_dir():
         raise UsageError(f"{option}: {path}: {around} is a file, expected a folder")
     if not os.access(around, os.W_OK):
         kind = "folder" if around.is_dir() else "file"

@@ -1,6 +1,6 @@
 """Runs `gpusim torchrun --check` on every planted program, with its fault and without.
 
-python -m tests.check [--only TEXT] [--faults | --fixed]
+python -m tests.check [--only TEXT] [--faults | --fixed] [--dry]
 python -m tests.check --page
 """
 
@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections import Counter
 
-from tests.check import page
+from tests.check import figures, page
 from tests.check.cases import Case, cases, run
 
 __all__ = ["main"]
@@ -23,33 +23,36 @@ def main() -> int:
     parser.add_argument("--fixed", action="store_true", help="the corrected programs alone")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what is said")
     parser.add_argument("--page", action="store_true", help="write the kinds into docs/check.md")
+    parser.add_argument("--dry", action="store_true", help="write nothing")
     options = parser.parse_args()
     if options.page:
         page.write()
         return 0
-    verdicts: Counter[str] = Counter()
-    by_kind: dict[str, Counter[str]] = {}
+    rows = []
     for case in cases(options.only):
+        row = {"program": case.path.stem, "kind": case.kind, "verdict": "", "fixed": ""}
+        rows.append(row)
         if not options.fixed:
             said = run(case.options, case.path)
-            verdict = case.found(said.findings)
+            row["verdict"] = case.found(said.findings)
             others = [each["kind"] for each in said.findings if each["kind"] != case.kind]
-            verdicts[verdict] += 1
-            by_kind.setdefault(case.kind, Counter())[verdict] += 1
-            show(case, verdict, f"also {', '.join(others)}" if others else "")
-            if options.verbose or verdict != "named":
+            show(case, row["verdict"], f"also {', '.join(others)}" if others else "")
+            if options.verbose or row["verdict"] != "named":
                 print(said.output[-2500:])
         if not options.faults:
-            said = run([*case.options], case.path, "--fixed")
+            said = run(case.options, case.path, "--fixed")
             silent = not said.findings and not said.code
-            verdict = "silent" if silent else "ALARM" if said.findings else "failed"
-            verdicts[verdict] += 1
+            row["fixed"] = "silent" if silent else "ALARM" if said.findings else "failed"
             if not silent:
-                show(case, verdict, "--fixed")
+                show(case, row["fixed"], "--fixed")
                 print(said.output[-2500:])
-    for kind, own in sorted(by_kind.items()):
-        print(f"{kind:24} {own['named']} of {own.total()}")
+    for kind in sorted({row["kind"] for row in rows}):
+        own = [row for row in rows if row["kind"] == kind]
+        print(f"{kind:24} {sum(row['verdict'] == 'named' for row in own)} of {len(own)}")
+    verdicts = Counter(row[name] for row in rows for name in ("verdict", "fixed") if row[name])
     print(dict(verdicts))
+    if not (options.fixed or options.faults or options.only or options.dry):
+        figures.write("planted", rows)
     return int(bool({*verdicts} - {"named", "silent"}))
 
 

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.check import figures
 from tests.frameworks import running
 from tests.frameworks.rows import ROWS
 
 __all__ = ["EXAMPLES", "Right", "main"]
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "bench" / "results" / "check.json"
 EXAMPLES = {
     "char_gpt.py": (),
     "ddp.py": (),
@@ -131,19 +131,11 @@ def main() -> int:
     print(f"{len(found)} programs, {len(bad)} with findings or differences; {total:.0f} s")
     print(f"time with the check: {checked / total if total else 0:.2f} of that without")
     if options.write:
-        write("right", [asdict(each) for each in found])
+        figures.write("right", [asdict(each) for each in found])
     return int(bool(bad))
 
 
 TIMES = ("seconds", "seconds_checked")
-
-
-def write(part: str, rows: list[dict[str, Any]]) -> None:
-    """Put rows into the results, in place of those of the same programs."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    names = {row["program"] for row in rows}
-    results[part] = [*(r for r in results.get(part, []) if r["program"] not in names), *rows]
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

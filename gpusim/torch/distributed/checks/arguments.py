@@ -94,7 +94,9 @@ def given_of(
     opts = arguments.get("opts", arguments.get("root"))
     root = _root_of(arguments, opts, operation)
     if operation == "broadcast" and root == group.rank():
-        read, written = written, []
+        chosen = getattr(opts, "rootTensor", 0)  # of a list, all of which get its values
+        read = written[chosen : chosen + 1]
+        written = [each for place, each in enumerate(written) if place != chosen]
     elif operation == "reduce" and root is not None and root != group.rank():
         read, written = written, []
     return Given(

@@ -144,7 +144,8 @@ class Reading(TorchDispatchMode):
         if listener in self.listeners:
             self.listeners.remove(listener)
             self.makers = [each for each in self.makers if each is not listener]
-        self.settle()
+        if not self.listeners:  # else torch may have taken all modes out for a block of its own
+            self.settle()
 
     def settle(self) -> None:
         """Put the mode on torch's stack, or take it out, as there are listeners or none.

@@ -202,15 +202,24 @@ def _is_sparse(tensor: Tensor) -> bool:
     return tensor.layout is not torch.strided
 
 
-COPIES = ("__reduce_ex__", "__deepcopy__", "storage", "untyped_storage", "share_memory_")
+COPIES = (
+    "__deepcopy__",
+    "__format__",  # of a tensor without axes, for which torch takes all modes off
+    "__reduce_ex__",
+    "__repr__",
+    "share_memory_",
+    "storage",
+    "untyped_storage",
+)
 """Methods of tensors by which their values are read past torch's operators."""
+SHOWS = ("__format__", "__repr__")
 
 
 def install(stack: ExitStack) -> None:
     """Hear of what reads tensors past torch's operators."""
     replace(stack, torch, "save", _saving)
     for name in COPIES:
-        replace(stack, Tensor, name, _copying)
+        replace(stack, Tensor, name, _showing if name in SHOWS else _copying)
     replace(stack, torch, "from_numpy", _importing)
     replace(stack, threading.Thread, "start", _starting)
 
@@ -231,6 +240,12 @@ def _starting(watch: Watch, real: Any, thread: threading.Thread, /) -> Any:
         watch.results.has_threads = True
         watch.results.read_all()
     return real(thread)
+
+
+def _showing(watch: Watch, real: Any, tensor: Any, /, *args: Any, **named: Any) -> Any:
+    if watch.flights.open and isinstance(tensor, Tensor):
+        watch.flights.on_read(tensor, "printing it")
+    return _copying(watch, real, tensor, *args, **named)
 
 
 def _importing(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
