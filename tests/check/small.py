@@ -38,7 +38,7 @@ Place = tuple[str, str, tuple[int, ...]]
 
 
 def bits(value: Any) -> Any:
-    """A result in terms of bits: of tensors also dtype, shape, strides and version."""
+    """A result in terms of bits; of tensors also what else can differ."""
     if isinstance(value, Tensor):
         held = value.detach()
         raw = torch.empty(0) if held.is_sparse else held.resolve_conj().contiguous().reshape(-1)
@@ -69,6 +69,7 @@ def checked(
     """The findings of a program, and the bits of what its ranks return."""
     check = Check(engine)
     found = launch(started(program, backend), ranks, check=check, **more)
+    assert not check.gave_up, check.gave_up
     return check.findings, found
 
 

@@ -22,6 +22,7 @@ from gpusim.torch.distributed.checks.completions import (
 )
 from gpusim.torch.distributed.checks.findings import merged, ranks_in_words, shown
 from gpusim.torch.distributed.checks.log import Log, read
+from gpusim.torch.distributed.checks.results import Results
 from tests.check.right_calls import drawn, reduced
 from tests.check.small import BOTH, needs_linux
 
@@ -411,3 +412,20 @@ def test_orders_change_turns_and_nothing_else(processes: bool) -> None:
         assert check.values == again.values and len(check.values) == 4
     assert len({repr([row[0] for row in each]) for each in found.values()}) == 1
     assert found[None] == found[0] and len({each[0][1] for each in found.values()}) > 1
+
+
+@BOTH
+def test_a_part_that_fails_leaves_the_program_alone(
+    processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is told, without a finding."""
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError("part")
+
+    monkeypatch.setattr(Results, "see_operands", fail)
+    check = Check()
+    assert launch(right, 2, check=check, processes=processes) == launch(right, 2)
+    assert not check.findings and len(check.gave_up) == 2
+    assert "check: gave up a part: rank 0: " in str(check)
+    assert "ZeroDivisionError: part (test_session.py:" in str(check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import threading
@@ -15,9 +16,10 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import DefaultDeviceType
 
-from gpusim.torch.distributed import launch, private, private_groups
+from gpusim.torch.distributed import launch, private, private_checks, private_groups
 from gpusim.torch.distributed.accelerator import attention
 from gpusim.torch.distributed.calls.store import RankStore
 from gpusim.torch.distributed.private_checks import unreduced_parameters
@@ -532,3 +534,123 @@ def test_fake_tensors_are_told_apart() -> None:
     mode = torch._subclasses.FakeTensorMode()
     assert private.is_fake(type(mode.from_tensor(torch.ones(2))))
     assert not private.is_fake(torch.Tensor) and not private.is_fake(torch.nn.Parameter)
+
+
+class Noting(TorchDispatchMode):
+    """A mode that notes which operators come to it."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        super().__init__()
+        self.name, self.seen = name, seen
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(f"{self.name} {operator.__name__}")
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_mode_is_put_below_the_programs() -> None:
+    """It sees operators last, and the others end as they began; flags do not say that it is on."""
+    x, seen = torch.ones(2), list[str]()
+    own, first, last = (Noting(name, seen) for name in ("own", "first", "last"))
+    flags = [read() for what, read, _ in private.FLAGS if what.startswith("modes")]
+    with first:
+        private.put_mode_below(own)
+        with last:
+            x + 1
+        x * 2
+    assert private.has_mode(own) and not private.has_mode(first)
+    assert [read() for what, read, _ in private.FLAGS if what.startswith("modes")] == flags
+    x - 3
+    private.take_mode_out(own)
+    names = ["last add.Tensor", "first add.Tensor", "own add.Tensor", "first mul.Tensor"]
+    assert seen == [*names, "own mul.Tensor", "own sub.Tensor"]
+
+
+def test_a_mode_is_taken_out_from_below_the_programs() -> None:
+    x, seen = torch.ones(2), list[str]()
+    own, other = Noting("own", seen), Noting("other", seen)
+    private.put_mode_below(own)
+    with other:
+        private.take_mode_out(own)
+        assert not private.has_mode(own) and private.has_mode(other)
+        private.take_mode_out(own)  # nothing is there to be taken
+        x + 1
+    x * 2
+    assert seen == ["other add.Tensor"]
+
+
+def test_torchs_own_modes_stay_above() -> None:
+    x, seen = torch.ones(2), list[str]()
+    own = Noting("own", seen)
+    with torch._subclasses.FakeTensorMode() as mode:
+        private.put_mode_below(own)
+        fake: Any = torch.ones(2) + 1
+        assert private.is_fake(type(fake)) and private.has_mode(own)
+        private.take_mode_out(own)
+    assert not private.has_mode(own) and not private.has_mode(mode)
+    x + 1
+
+
+def test_a_block_without_modes_and_derivatives() -> None:
+    seen: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append("function")
+            return function(*args, **(kwargs or {}))
+
+    with Noting("mode", seen), Functions():
+        with private.without_modes():
+            assert not (x * 2).requires_grad and not seen
+        assert (x * 2).requires_grad
+    assert seen == ["function", "mode mul.Tensor", "function"]
+
+
+@pytest.mark.parametrize("puts", [True, False], ids=["put", "taken out"])
+def test_modes_are_asked_after_inference(puts: bool) -> None:
+    """Also if one was put on the stack in the block, or taken from it."""
+    x, seen = torch.ones(2), list[str]()
+    own = Noting("own", seen)
+    if not puts:
+        private.put_mode_below(own)
+    with torch.inference_mode():
+        (private.put_mode_below if puts else private.take_mode_out)(own)
+    private.mend_mode_key()
+    x + 1
+    assert seen == (["own add.Tensor"] if puts else [])
+    if puts:
+        private.take_mode_out(own)
+    x + 1
+    assert len(seen) == puts
+
+
+def test_backward_passes_are_known_in_their_hooks() -> None:
+    x, seen = torch.ones(2, requires_grad=True), list[bool]()
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, value: Any) -> Any:
+            return value * 2
+
+        @staticmethod
+        def backward(context: Any, *given: Any) -> Any:
+            seen.append(private_checks.runs_backward())
+            return given[0]
+
+    x.register_hook(lambda _: seen.append(private_checks.runs_backward()))
+    loss = Own.apply(x).sum()
+    assert not private_checks.runs_backward()
+    loss.backward()
+    assert seen == [True, True] and not private_checks.runs_backward()
+
+
+def test_the_compiler_is_imported_where_functions_are_compiled() -> None:
+    assert inspect.getmodule(importlib.import_module(private_checks.COMPILER).compile_fx)
+    assert "compile_fx(" in inspect.getsource(importlib.import_module("torch._inductor").compile)
+    source = inspect.getsource(importlib.import_module("torch._dynamo.backends.inductor"))
+    assert "from torch._inductor.compile_fx import compile_fx" in source
