@@ -22,6 +22,7 @@ PRIVATE = (
     ROOT / "torch" / "private.py",
     ROOT / "torch" / "distributed" / "private.py",
     ROOT / "torch" / "distributed" / "private_calls.py",
+    ROOT / "torch" / "distributed" / "private_checks.py",
     ROOT / "torch" / "distributed" / "private_groups.py",
     ROOT / "recording" / "torch_hook.py",  # for programs without gpusim: TorchDispatchMode
 )

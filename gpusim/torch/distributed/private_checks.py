@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["COMPILER", "runs_backward", "unreduced_parameters"]
+__all__ = ["COMPILER", "TorchDispatchMode", "runs_backward", "unreduced_parameters"]
 
 COMPILER = "torch._inductor.compile_fx"
 """The module that is imported as soon as a program compiles functions to kernels."""

@@ -1,9 +1,9 @@
 """The check of programs: what all ranks agree on, and what is wrong or would not survive NCCL.
 
 `session` begins and ends it, in the processes of ranks or in their threads. Each rank has a
-`watch`, which sees the rank's calls and keeps its `log`. What a part finds by one rank alone is a finding at
-once. The rest is found from the logs of all ranks, after the launch: `analyse` of each part, which
-needs no torch. The parts, each with the files that it alone uses:
+`watch`, which sees the rank's calls and keeps its `log`. What a part finds by one rank alone is a
+finding at once. The rest is found from the logs of all ranks, after the launch: `analyse` of each
+part, which needs no torch. The parts, each with the files that it alone uses:
 
 - `flights`: async calls until their waits; `results`: results that are read by none. `reading` is
   the dispatch mode by which both hear of operators, `spans` the memory of tensors.

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...private import schema_of
 from ..private import (
     has_mode,
     is_fake,
@@ -20,6 +20,7 @@ from ..private import (
     take_mode_out,
     without_function_modes,
 )
+from ..private_checks import TorchDispatchMode
 
 if TYPE_CHECKING:
     from .watch import Watch
@@ -85,7 +86,7 @@ PURE_WRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_")
 @lru_cache(None)
 def effects_of(operator: Any) -> Effects:
     """What an operator does to its arguments."""
-    schema = operator._schema
+    schema = schema_of(operator)
     name = schema.name.partition("::")[2]
     written: set[int | str] = set()
     aliases = False
@@ -178,7 +179,7 @@ class Reading(TorchDispatchMode):
         if self._inside or self.watch.is_busy:
             return operator(*args, **kwargs)
         if operator.namespace in COMMUNICATION:
-            self._tell_of_communication(operator._schema.name, args)
+            self._tell_of_communication(schema_of(operator).name, args)
             return operator(*args, **kwargs)
         if operator.namespace == HIGHER_ORDER:
             self._tell(Operation(operator.name(), _all_tensors([args, kwargs]), [], []))
@@ -199,7 +200,7 @@ class Reading(TorchDispatchMode):
             elif effects.reads:
                 read += own
         late = bool(kwargs.get("non_blocking") or (effects.is_copy and len(args) > 2 and args[2]))
-        operation = Operation(operator._schema.name, read, written, [], late)
+        operation = Operation(schema_of(operator).name, read, written, [], late)
         if read or written:
             self._tell(operation)
         result = operator(*args, **kwargs)
