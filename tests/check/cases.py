@@ -22,11 +22,11 @@ PLANTED = Path(__file__).parent / "planted"
 POPTORCH = Path(__file__).parent / "planted_poptorch"
 """Programs for `gpusim run --check`; they name replicas in place of ranks."""
 KNOWN_MISSES = {
-    "device_refused_2.py": "the state of a generator has no device that is known",
-    "public_checkpoint_removed.py": "a file that is removed is not followed",
-    "public_final_norm.py": "gradients of a model's own group are not known to be parts",
-    "public_ignored_parameters.py": "parameters that FSDP ignores are taken for the rank's own",
-    "public_model_group_seed.py": "the part of a model's group has no mark of a split",
+    "device_refused_2.py": "the device of a generator's state is not known",
+    "public_checkpoint_removed.py": "to remove a file is not to write it",
+    "public_final_norm.py": "which gradients are parts follows from the layout of activations",
+    "public_ignored_parameters.py": "what FSDP is told to ignore may be a rank's own",
+    "public_model_group_seed.py": "the parts may be those of the data",
 }
 """Programs whose fault is not found, each with the reason."""
 MARKER = re.compile(r"#\s*finds: ([\w-]+) on ([\d, ]+|all)")

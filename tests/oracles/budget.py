@@ -40,7 +40,9 @@ LANES = {
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
     "tests/check/test_host_reads.py": 0.3,
+    "tests/check": 0.3,
     "tests/check/test_page.py": 0.2,
+    "tests/check/test_planted.py": 0.15,  # each is a run of the command
     "tests/collectives": 0.3,
     "tests/compiled": 0.5,
     "tests/contract": 0.3,

@@ -8,7 +8,13 @@ import torch
 from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["COMPILER", "TorchDispatchMode", "runs_backward", "unreduced_parameters"]
+__all__ = [
+    "COMPILER",
+    "TorchDispatchMode",
+    "is_transforming",
+    "runs_backward",
+    "unreduced_parameters",
+]
 
 COMPILER = "torch._inductor.compile_fx"
 """The module that is imported as soon as a program compiles functions to kernels."""
@@ -19,6 +25,16 @@ core: Any = torch._C
 def runs_backward() -> bool:
     """Whether the calling thread runs a node of a backward pass, or a hook of one."""
     return bool(core._current_graph_task_id() != -1)
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func, or a tracer, calls functions on tensors without values."""
+    modes = core._TorchDispatchModeKey
+    return (
+        core._functorch.peek_interpreter_stack() is not None
+        or core._get_dispatch_mode(modes.PROXY) is not None
+        or core._get_dispatch_mode(modes.FAKE) is not None
+    )
 
 
 def unreduced_parameters(module: Module) -> list[tuple[str, Any]]:

@@ -118,7 +118,11 @@ class Files:
 
     def locked(self, file: int, operation: int) -> None:
         """Note that the rank asks for a lock, or gives it back."""
-        lock = f"lock {os.readlink(f'/proc/self/fd/{file}')}"
+        path = os.readlink(f"/proc/self/fd/{file}")
+        locks = self.watch.log.rows.setdefault("locks", [])
+        if path not in locks:
+            locks.append(path)
+        lock = f"lock {path}"
         # It may have to wait: it knows what others did when it opens the next file.
         if operation & 8:  # LOCK_UN
             self._time("set", lock)
@@ -214,7 +218,9 @@ def analyse(logs: Sequence[Log]) -> list[Finding]:
                 users.setdefault(event[2], set()).add(log.rank)
                 if event[1] != "r":
                     writers.setdefault(event[2], set()).add(log.rank)
-    shared = {path for path in writers if len(users[path]) > 1}
+    # What is written to a file that ranks lock is in the order of the lock, or nothing.
+    locks = {path for log in logs for path in log.rows.get("locks", ())}
+    shared = {path for path in writers if len(users[path]) > 1 and path not in locks}
     if not shared:
         return []
     races = _Races(logs, shared)

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.jit
 from torch.compiler import is_dynamo_compiling
 
 from ..accelerator.devices import WRAPPED
 from ..own.threads import own_rank
+from ..private_checks import is_transforming
 
 if TYPE_CHECKING:
     from .watch import Watch
 
-__all__ = ["replace", "script", "watch_of_thread"]
+__all__ = ["install", "replace", "watch_of_thread"]
 
 
 def watch_of_thread() -> Watch | None:
@@ -47,7 +50,7 @@ def replace(
         if is_dynamo_compiling():  # a constant there
             return real(*args, **named)
         watch = watch_of_thread()
-        if watch is None or len(args) < needed:
+        if watch is None or len(args) < needed or is_transforming():
             return real(*args, **named)
         return serve(watch, real, *args, **named)
 
@@ -77,12 +80,26 @@ _replaced: list[tuple[Callable[[], None], Callable[[], None]]] = []
 """How each function is put back, and put in again. Owner: the session, in its lock."""
 
 
-def script(watch: Watch, real: Any, /, *args: Any, **named: Any) -> Any:
-    """Serve torch.jit.script, which compiles the functions that it finds by their names."""
-    for put_back, _ in reversed(_replaced):
-        put_back()
-    try:
-        return real(*args, **named)
-    finally:
-        for _, put_in in _replaced:
-            put_in()
+def install(stack: ExitStack) -> None:
+    """Let torch.jit.script compile torch's own functions, which it finds by their names."""
+    real = torch.jit.script
+
+    @functools.wraps(real)
+    def script(*args: Any, **named: Any) -> Any:
+        if not _replaced or _is_back[0]:
+            return real(*args, **named)
+        for put_back, _ in reversed(_replaced):
+            put_back()
+        _is_back[0] = True
+        try:
+            return real(*args, **named)
+        finally:
+            _is_back[0] = False
+            for _, put_in in _replaced:
+                put_in()
+
+    stack.callback(setattr, torch.jit, "script", real)
+    setattr(torch.jit, "script", script)  # noqa: B010  # mypy refuses to assign a function
+
+
+_is_back = [False]

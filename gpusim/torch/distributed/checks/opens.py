@@ -95,8 +95,12 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _open(files: Any, path: Any, mode: Any, flags: Any) -> None:
-    if not isinstance(path, int):
-        files.opened(path, mode_of(mode, flags or 0))
+    if isinstance(path, int):
+        return
+    how = mode_of(mode, flags or 0)
+    # A folder is written to by a file without a name, which is the process's own.
+    if how == "r" or not os.path.isdir(path):
+        files.opened(path, how)
 
 
 def _rename(files: Any, source: Any, target: Any, *rest: Any) -> None:

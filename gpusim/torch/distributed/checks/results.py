@@ -220,7 +220,8 @@ def install(stack: ExitStack) -> None:
     replace(stack, torch, "save", _saving)
     for name in COPIES:
         replace(stack, Tensor, name, _showing if name in SHOWS else _copying)
-    replace(stack, torch, "from_numpy", _importing)
+    for name in ("from_numpy", "frombuffer"):
+        replace(stack, torch, name, _importing)
     replace(stack, threading.Thread, "start", _starting)
 
 

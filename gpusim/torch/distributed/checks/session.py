@@ -11,15 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import torch
-
 from gpusim.errors import GpusimError
 from gpusim.maps.ending import ReplicaEnded
 
-from . import draws, files, flights, log, means, order, replicas, results, streams
+from . import draws, files, flights, here, log, means, order, replicas, results, streams
 from .completions import turns_of
 from .findings import Finding, merged, shown
-from .here import replace, script
 from .watch import GAVE_UP, Watch
 
 if TYPE_CHECKING:
@@ -124,7 +121,7 @@ class Check:
                 self._installed = ExitStack()
                 for part in (order, *PARTS):
                     part.install(self._installed)
-                replace(self._installed, torch.jit, "script", script)
+                here.install(self._installed)
 
     def _leave(self) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from gpusim.errors import DeadlockError
 from gpusim.maps.call_site import call_site, is_users
 
 from ..calls.exchange import RankWork
-from ..private import functional
+from ..private import functional, without_function_modes
 from .arguments import Given, given_of
 from .completions import Values, completion_of
 from .draws import Draws
@@ -138,7 +138,9 @@ class Watch:
         """A block of the check's own operators."""
         before, self.is_busy = self.is_busy, True
         try:
-            yield
+            # A mode of the program's hears of its own functions alone.
+            with without_function_modes():
+                yield
         finally:
             self.is_busy = before
 
