@@ -492,7 +492,10 @@ def check_of(options: argparse.Namespace) -> Any:
 
 def show_check(options: argparse.Namespace, check: Any, failed: bool) -> int:
     """Show the findings of a check, and write them; the exit code."""
-    code = show_findings(options, check.findings, str(check))
+    text = str(check)
+    if failed and not check.findings:
+        text = text.replace("no findings", "no findings up to where the program failed", 1)
+    code = show_findings(options, check.findings, text)
     if options.check_values is not None:
         findings = [each.as_json() for each in check.findings]
         left = {"values": check.values, "findings": findings, "failed": failed}

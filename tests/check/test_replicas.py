@@ -44,6 +44,7 @@ def logs_of(*steps: list[dict[str, Any]], head: Any = HEAD, **changed: Any) -> l
             "names": ["weight", "bias"],
             "shapes": [[2, 2], [2]],
             "constant": [False, False],
+            "samples": [[0.5 + rank, 1.0], [0.25, -rank]],
             "ddp": [None, None],
             "dtensor": [None, None],
             "spread": [],

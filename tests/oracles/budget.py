@@ -39,8 +39,8 @@ LANES = {
 #: claim with many cases has some in each run. What changes seldom touch has small shares: work on
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
-    "tests/check/test_host_reads.py": 0.3,
     "tests/check": 0.3,
+    "tests/check/test_host_reads.py": 0.3,
     "tests/check/test_page.py": 0.2,
     "tests/check/test_planted.py": 0.15,  # each is a run of the command
     "tests/collectives": 0.3,

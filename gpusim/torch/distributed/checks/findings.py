@@ -28,8 +28,9 @@ KINDS: dict[str, Kind] = {
         f"{C10D}, synchronous and asynchronous collective operations",
     ),
     "write-before-wait": Kind(
-        "the other ranks get the old values, the new ones or half of each, as it happens",
-        "call wait() on the work before the tensor is written, or give the call a clone()",
+        "what is sent, or what is received, is the old values, the new ones or half of each, as it "
+        "happens",
+        "call wait() on the work before the tensor is written, or give the call one of its own",
         f"{C10D}, synchronous and asynchronous collective operations",
     ),
     "never-waited": Kind(
@@ -44,8 +45,8 @@ KINDS: dict[str, Kind] = {
         f"{C10D}, synchronous and asynchronous collective operations",
     ),
     "aliased-operands": Kind(
-        "the engine may read what it has written already",
-        "clone() the input, or take the in-place form that the engine documents",
+        "the engine may read what it has written already, or write one output over another",
+        "give each operand memory of its own, or take the in-place form that the engine documents",
         f"{NCCL_GUIDE}, in-place operations",
     ),
     "communicator-order": Kind(
@@ -203,7 +204,7 @@ class Finding:
         machine = "an IPU" if of_replicas else "a cluster"
         head = f"{self.kind} at {self.site}, {who}{times}"
         rows = [head, f"  {self.text}"]
-        rows += [f"  see {each}" for each in self.related]
+        rows += [f"  see {each}" for each in self.related if not each.startswith(f"{self.site}:")]
         rows += [f"  on {machine}: {about.cluster}", f"  cure: {about.cure}"]
         return rows
 

@@ -255,6 +255,7 @@ class Replicas:
         about["names"] = [names.get(id(each)) for each in parameters]
         about["shapes"] = [list(each.shape) for each in parameters]
         about["constant"] = [is_constant(each) for each in parameters]
+        about["samples"] = [glance(each)[1] for each in parameters]
         about["ddp"] = [groups.get(id(each)) for each in parameters]
         about["dtensor"] = [replicas_of(each) for each in parameters]
         about["spread"] = sorted(
