@@ -8,6 +8,7 @@ import json
 import marshal
 import multiprocessing
 import os
+import re
 import secrets
 import signal
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -65,6 +66,9 @@ NO_INPUT = "with --only-rank R, rank R alone has the standard input"
 NO_PRELOAD = "--preload is for ranks as processes; threads share what one of them imports"
 
 PRELOAD_HERE = "--preload is for the processes of one instance: leave out --instances"
+
+ENGINES = ("nccl", "gloo")
+"""Whose rules --check can name."""
 
 CHECK_HERE = "--check is for the ranks of one instance: leave out --instances"
 
@@ -262,6 +266,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
             help=text,
         )
     add_check_report(parser)
+    explain_check(parser)
     parser.add_argument(
         "--orders",
         type=whole_number(1),
@@ -277,6 +282,19 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         help="run the script in order K of --orders alone",
     )
     parser.add_argument("--check-values", type=Path, help=argparse.SUPPRESS)  # of --orders
+
+
+def explain_check(parser: argparse.ArgumentParser) -> None:
+    """Let the parser's error for --check=OTHER say what is expected."""
+    error = parser.error
+
+    def said(message: str) -> NoReturn:
+        found = re.search(r"--check\b.*ignored explicit argument '(.*)'", message)
+        if found:
+            message = f"--check={found[1]}: expected --check, --check=nccl or --check=gloo"
+        error(message)
+
+    setattr(parser, "error", said)  # noqa: B010  # mypy refuses to assign a method
 
 
 class Explain(argparse.Action):
@@ -339,12 +357,14 @@ def run(options: argparse.Namespace) -> int:
     if options.orders:
         from gpusim.tools.orders import run_orders
 
-        return run_orders(options, run)
+        with ends_by_signals():  # of the runs' forks
+            return run_orders(options, run)
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
     except NoProgramError as error:
-        print(f"gpusim torchrun: {error}", file=sys.stderr)
+        hint = f"; --check={options.script} is one word" if options.script in ENGINES else ""
+        print(f"gpusim torchrun: {error}{hint}", file=sys.stderr)
         return WRONG
     except Exception as error:  # a syntax error, or a package that fails
         return program.ended(error)

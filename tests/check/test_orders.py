@@ -180,6 +180,16 @@ def test_a_wrong_script_is_no_finding(command: Command) -> None:
     assert said.code == 2
 
 
+def test_another_engine_is_refused_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["torchrun", "--check=mpi", "train.py"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--check=mpi: expected --check, --check=nccl or --check=gloo" in said
+
+
 def test_help_has_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["torchrun", "--help"])
