@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import multiprocessing
 import os
 import re
 import sys
@@ -285,6 +286,8 @@ def test_settings_belong_to_the_rank(
             torch.backends.mha.get_fastpath_enabled(),
         )
 
+    # As a process begins: a test before this one may have started processes in the default way.
+    multiprocessing.set_start_method(None, force=True)
     before = settings()
     assert run(tmp_path, text, *more) == 0, capsys.readouterr().err
     assert lines(capsys.readouterr().out) == ["twice"] * 3

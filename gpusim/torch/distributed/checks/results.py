@@ -236,8 +236,12 @@ def _copying(watch: Watch, real: Any, tensor: Any, /, *args: Any, **named: Any) 
     return real(tensor, *args, **named)
 
 
+NOT_READING = ("gpusim.", "tqdm")
+"""Modules whose threads are not the program's, or read no tensors. Ranks start those of others."""
+
+
 def _starting(watch: Watch, real: Any, thread: threading.Thread, /) -> Any:
-    if not type(thread).__module__.startswith("tqdm"):
+    if not type(thread).__module__.startswith(NOT_READING):
         watch.results.has_threads = True
         watch.results.read_all()
     return real(thread)
