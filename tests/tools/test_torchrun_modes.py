@@ -286,8 +286,10 @@ def test_settings_belong_to_the_rank(
             torch.backends.mha.get_fastpath_enabled(),
         )
 
+    run(tmp_path, "", *more)  # what torch imports late registers safe globals
     # As a process begins: a test before this one may have started processes in the default way.
     multiprocessing.set_start_method(None, force=True)
+    capsys.readouterr()
     before = settings()
     assert run(tmp_path, text, *more) == 0, capsys.readouterr().err
     assert lines(capsys.readouterr().out) == ["twice"] * 3
