@@ -51,6 +51,17 @@ def test_a_test_with_findings_fails(run: Run) -> None:
     assert "gpusim/torch" not in section, section
 
 
+def test_a_test_may_ask_no_more_than_that_its_calls_return(run: Run) -> None:
+    result = run(
+        """
+    @pytest.mark.ranks(2)
+    def test_returns(rank):
+        dist.all_reduce(torch.randn(3))
+        """
+    )
+    assert result.outcomes == {"test_returns": "PASSED"}
+
+
 def test_the_mark_names_an_engine(run: Run) -> None:
     body = """
         x = torch.ones(3, 2).t()

@@ -42,6 +42,9 @@ __all__ = ["call"]
 MOST_LINES = 6
 """Lines about other ranks."""
 
+UNREAD = "result-unread"
+"""The kind of findings that no test fails by: it may ask no more than that its calls return."""
+
 SKIPS = (pytest.skip.Exception, unittest.SkipTest)
 ENDS = (pytest.exit.Exception, KeyboardInterrupt)
 
@@ -263,7 +266,7 @@ class MarkedTest:
                 "gpusim.pmap, without torch",
                 pytrace=False,
             )
-        from gpusim.torch.distributed.launching import run_ranks
+        from gpusim.torch.distributed.launching import as_check, run_ranks
         from gpusim.torch.distributed.runners.threads import environment_of
 
         def run(rank: Any) -> None:
@@ -273,7 +276,11 @@ class MarkedTest:
         environments = [environment_of(rank, self.count, self.count) for rank in range(self.count)]
         around = self.outputs.of_rank
         how = (self.mark.reduction, self.mark.schedule)
-        run_ranks(run, environments, *how, around=around, check=self.mark.check)
+        check = as_check(self.mark.check)
+        run_ranks(run, environments, *how, around=around, check=check or False)
+        if check is not None:
+            check.leave_out(UNREAD)
+            check.raise_findings()
 
     def map(self, arguments: Sequence[dict[str, Any]]) -> None:
         """Run the ranks as gpusim.pmap does."""

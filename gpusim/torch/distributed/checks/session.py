@@ -130,6 +130,10 @@ class Check:
                 stack, self._installed = self._installed, None
                 stack.close()
 
+    def leave_out(self, kind: str) -> None:
+        """Drop the findings of a kind."""
+        self.findings = [each for each in self.findings if each.kind != kind]
+
     def raise_findings(self) -> None:
         """**Raises**: CheckError if there are findings."""
         if self.findings:
