@@ -60,7 +60,7 @@ _listener: HostReads | None = None  # the process's; `listening` alone sets it
 
 
 def listener() -> HostReads | None:
-    """Who is to be told of reads; None if nobody listens.
+    """The listener that is told of reads; None without one.
 
     >>> listener() is None
     True

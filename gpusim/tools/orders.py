@@ -59,7 +59,7 @@ def run_orders(options: argparse.Namespace, run: Callable[[argparse.Namespace], 
 
 
 class _Result(NamedTuple):
-    """What a run has left: whether it failed, what calls were posted with, and rank's lines."""
+    """The result of a run: whether it failed, its calls' operands, and ranks' lines."""
 
     failed: bool
     values: dict[int, Any]

@@ -31,16 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
             return real(*args, **named)
         check = checks.Check()
         try:
-            return (
-                real(*args, **named, check=check)
-                if "check" not in named
-                else real(*args, **{**named, "check": check})
-            )
+            return real(*args, **{**named, "check": check})
         finally:
             if check.findings:
                 with open(os.environ["CHECK_FOUND"], "a") as file:
                     for each in check.findings:
                         file.write(json.dumps([_item[0], each.as_json()]) + "\n")
 
-    launching.run_ranks = run_ranks  # type: ignore[assignment]
-    from gpusim.tools import torchrun  # noqa: F401
+    vars(launching)["run_ranks"] = run_ranks

@@ -305,13 +305,16 @@ def test_ranks_write_parts_of_one_file() -> None:
 def test_a_thread_of_a_rank_writes() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
+    written = []  # which says so past what the check sees
+
     def program(rank: int, folder: Path) -> None:
         dist.init_process_group("gloo")
         if rank == 0:
             with ThreadPoolExecutor(1) as pool:
-                pool.submit((folder / "a.json").write_text, "{}").result()
+                written.append(pool.submit((folder / "a.json").write_text, "{}").result())
         else:
-            time.sleep(0.5)
+            while not written:
+                time.sleep(0.01)
             (folder / "a.json").read_text()
 
     assert [each.ranks for each in check(program)] == [[1, 2]]

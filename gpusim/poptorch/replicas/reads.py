@@ -74,7 +74,7 @@ SERVING = frozenset(
 
 
 def watch(replicas: Sequence[int]) -> Watch | None:
-    """A watch of the forward pass of these replicas, if somebody listens."""
+    """A watch of the forward pass of these replicas; None without a listener."""
     reads = listener()
     return None if reads is None else Watch(reads, replicas)
 

@@ -38,7 +38,7 @@ REDUCTIONS = frozenset(["all_reduce", "reduce", "reduce_scatter", "reduce_scatte
 
 @dataclass
 class Given:
-    """What a call is given.
+    """The arguments of a call, by their roles.
 
     **Attributes**: `arguments` are those of the method, by name, and `args` and `named` the same as
     they were passed. `written` are the tensors that the

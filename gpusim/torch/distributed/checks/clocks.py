@@ -46,7 +46,7 @@ class Clocks:
         return line
 
     def clock(self, line: Line) -> Clock:
-        """What the work that is enqueued now on a line runs after, on other lines."""
+        """The work of other lines that comes before what is enqueued now on a line."""
         host = self.host
         if line.host is not host:
             line.host = host

@@ -49,7 +49,7 @@ def turns_of(order: int) -> Callable[[int], int] | None:
 
 # Owner: the rank's thread.
 class Values:
-    """What a rank's calls were posted with: by these two orders of a program are compared."""
+    """The operands of a rank's calls, by which two orders of a program are compared."""
 
     def __init__(self, watch: Watch) -> None:
         self.rows: list[list[str]] = watch.log.rows.setdefault("values", [])

@@ -214,7 +214,7 @@ class _Drift(Optimizer):
         return True
 
     def _are_scaled(self, k: int, unequal: list[int], ranks: Sequence[int]) -> bool:
-        """Whether the ranks' gradients are the same but for a factor of each rank."""
+        """Whether the ranks' gradients differ by one factor for each rank alone."""
         first = [each for place in unequal for each in self._row(ranks[0], k)["samples"][place]]
         if len(set(first)) < 3:
             return False
@@ -253,8 +253,8 @@ class _Drift(Optimizer):
         for later in range(k + 1, self._common(ranks)):
             if all(self._equal(later, "before", place, ranks) for place in bad):
                 return True
-        ends = [self.rows[rank].get("end") for rank in ranks]
-        if all(ends) and all(len({end[place] for end in ends}) == 1 for place in bad):  # type: ignore[index]
+        ends = [self.rows[rank].get("end") or [] for rank in ranks]
+        if all(ends) and all(len({end[place] for end in ends}) == 1 for place in bad):
             return True
         return all(self.rows[rank]["averaged"] >= self._row(rank, k)["at"] for rank in ranks)
 

@@ -57,7 +57,7 @@ MANY = 100_000
 
 
 class Files:
-    """What a rank does with files. Threads that the rank has started note what they do, too."""
+    """A rank's use of files, that of threads that it has started included."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch

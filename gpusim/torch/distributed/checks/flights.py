@@ -37,7 +37,7 @@ MANY = 1024
 
 
 class Content(NamedTuple):
-    """What a tensor's memory has, and its address."""
+    """The bytes of a tensor's memory, and its address."""
 
     start: int
     data: bytes
