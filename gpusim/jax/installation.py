@@ -10,18 +10,16 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import compiler, source_info_util
-from jax._src.interpreters import ad, batching, mlir
-from jax._src.lax import parallel
+from jax import lax
 
 from gpusim.reduction import Reduction, ReductionLike, as_reduction
 
-from . import ragged, sums
+from . import private, ragged, sums
 from .lowering import board
 from .sums import Reductions, ReductionWarning
 
 for _file in (__file__, ragged.__file__, sums.__file__):
-    source_info_util.register_exclusion(_file)  # calls are named by lines of the program
+    private.exclude_file(_file)  # calls are named by lines of the program
 
 
 #: A Reduction or its text for all axes, or a dict of what `as_reduction` takes, by axis name.
@@ -114,15 +112,15 @@ def uninstall() -> None:
         return
     for (platform, primitive), entry in _saved.lowerings.items():
         if entry is None:
-            del mlir._platform_specific_lowerings[platform][primitive]
+            del private.platform_lowerings[platform][primitive]
         else:
-            mlir._platform_specific_lowerings[platform][primitive] = entry
-    mlir._uncacheable_primitives.difference_update(_saved.uncacheable)
-    ad.primitive_transposes[ragged.ragged_p] = _saved.transpose
-    batching.fancy_primitive_batchers[ragged.ragged_p] = _saved.batch
-    parallel.pmean.__code__ = _saved.mean
-    parallel.ragged_all_to_all.__code__ = _saved.ragged
-    compiler.compile_or_get_cached = _saved.compile
+            private.platform_lowerings[platform][primitive] = entry
+    private.uncacheable.difference_update(_saved.uncacheable)
+    private.transposes[ragged.ragged_p] = _saved.transpose
+    private.batchers[ragged.ragged_p] = _saved.batch
+    lax.pmean.__code__ = _saved.mean
+    lax.ragged_all_to_all.__code__ = _saved.ragged
+    private.compiler.compile_or_get_cached = _saved.compile
     _saved = _current = None
     jax.clear_caches()
 
@@ -167,30 +165,30 @@ def _checked(given: ReductionLike | None, name: str) -> Reduction | None:
 
 def _put(reduction: Reductions) -> None:
     global _saved
-    platforms = mlir._platform_specific_lowerings
+    platforms = private.platform_lowerings
     rules = {("cpu", ragged.ragged_p): ragged.lower_ragged}
     if reduction is not None:  # elsewhere than on CPUs these rules refuse
         found = sums.rules(reduction)
         rules |= {(name, primitive): found[primitive] for name in platforms for primitive in found}
     _saved = Saved(
         lowerings={(name, primitive): platforms[name].get(primitive) for name, primitive in rules},
-        uncacheable={primitive for _, primitive in rules} - mlir._uncacheable_primitives,
-        transpose=ad.primitive_transposes[ragged.ragged_p],
-        batch=batching.fancy_primitive_batchers[ragged.ragged_p],
-        mean=parallel.pmean.__code__,
-        ragged=parallel.ragged_all_to_all.__code__,
-        compile=compiler.compile_or_get_cached,
+        uncacheable={primitive for _, primitive in rules} - private.uncacheable,
+        transpose=private.transposes[ragged.ragged_p],
+        batch=private.batchers[ragged.ragged_p],
+        mean=lax.pmean.__code__,
+        ragged=lax.ragged_all_to_all.__code__,
+        compile=private.compiler.compile_or_get_cached,
     )
     for (name, primitive), rule in rules.items():
         # Without a cache each call in a program has its own number, and its own line.
-        mlir.register_lowering(primitive, rule, platform=name, cacheable=False)
-    ad.primitive_transposes[ragged.ragged_p] = ragged.transpose_ragged
-    batching.fancy_primitive_batchers[ragged.ragged_p] = ragged.batch_ragged
+        private.register_lowering(primitive, rule, platform=name, cacheable=False)
+    private.transposes[ragged.ragged_p] = ragged.transpose_ragged
+    private.batchers[ragged.ragged_p] = ragged.batch_ragged
     # The functions stay the same objects: programs may hold them, by `from jax.lax import pmean`.
-    parallel.ragged_all_to_all.__code__ = _ragged_all_to_all.__code__
+    lax.ragged_all_to_all.__code__ = _ragged_all_to_all.__code__
     if reduction is not None:
-        parallel.pmean.__code__ = _pmean.__code__
-        compiler.compile_or_get_cached = _compile
+        lax.pmean.__code__ = _pmean.__code__
+        private.compiler.compile_or_get_cached = _compile
     jax.clear_caches()
 
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import source_info_util
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir.dialects import hlo
-from jax._src.sharding_impls import SPMDAxisContext
 
 from gpusim.maps.records import settling
 from gpusim.reduction import Reduction
 
+from . import private
 from .ffi import Handler
 from .rendezvous import REDUCTIONS, Board, Kind, Site, Terms
 
@@ -57,7 +54,7 @@ def is_partly_manual(ctx: Any) -> bool:
     context = ctx.module_context.axis_context
     manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     return (
-        isinstance(context, SPMDAxisContext)
+        isinstance(context, private.SPMDAxisContext)
         and bool(manual)
         and manual != frozenset(context.mesh.axis_names)
     )
@@ -75,7 +72,7 @@ def lower_fully_manual(ctx: Any, primitive: Any, operands: Sequence[Any], params
         return jax.shard_map(call, in_specs=specs, out_specs=replicated, check_vma=False)(*arrays)
 
     multiple = primitive.multiple_results
-    return mlir.lower_fun(inner, multiple_results=multiple)(ctx, *operands)
+    return private.lower_function(inner, multiple_results=multiple)(ctx, *operands)
 
 
 def lower_call(
@@ -110,13 +107,12 @@ def lower_call(
     for position, kind in (absent or {}).items():
         kinds.insert(position, kind)
     results = [kind_of(aval) for aval in ctx.avals_out]
-    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
+    types = [private.type_of_aval(ctx.module_context, aval) for aval in ctx.avals_out]
     if reduction is not None:
         known = REDUCTIONS.setdefault(repr(reduction), reduction)
         if known != reduction:
             raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
-    frame = source_info_util.user_frame(ctx.traceback)
-    site = f"{frame.file_name}:{frame.start_line}" if frame is not None else "unknown line"
+    site = private.site_of(ctx.traceback)
     names = tuple(axes) if len(axes) > 1 else axes[0]
     place, sums = CallNumbers.next(ctx.module_context.keepalives, is_sum=reduction is not None)
     terms = Terms(
@@ -132,11 +128,11 @@ def lower_call(
         place,
     )
     given = [Kind("uint32", ()), *(kind for kind in kinds if not kind.absent)]
-    call = mlir.custom_call(
+    call = private.custom_call(
         TARGET,
         result_types=types,
-        operands=[hlo.partition_id(), *operands],
-        backend_config={"call": mlir.ir.StringAttr.get(json.dumps(terms._asdict()))},
+        operands=[private.partition_id(), *operands],
+        backend_config={"call": private.ir.StringAttr.get(json.dumps(terms._asdict()))},
         api_version=4,
         # A random sum stays in its loop, where each round has its own numbers.
         has_side_effect=reduction is not None and reduction.draws,

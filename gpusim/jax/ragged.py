@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src import core
-from jax._src.interpreters import ad, batching, mlir
-from jax._src.lax import parallel
 
+from . import private
 from .lowering import is_partly_manual, kind_of, lower_call, lower_fully_manual
 
 INDICES = 4
 """Of the arguments of ragged_all_to_all, the last are offsets and sizes."""
 
-ragged_p = parallel.ragged_all_to_all_p
-jax_transpose = ad.primitive_transposes[ragged_p]
+ragged_p = private.ragged_p
+jax_transpose = private.transposes[ragged_p]
 
 
 def ragged_all_to_all(*operands: Any, axis_name: Any, axis_index_groups: Any) -> Any:
@@ -29,10 +28,10 @@ def ragged_all_to_all(*operands: Any, axis_name: Any, axis_index_groups: Any) ->
     gradients would be summed over the devices. Here all operands vary.
     """
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    over = frozenset(names).union(*(core.typeof(operand).mat.varying for operand in operands))
-    parallel._check_axis_names(names, "ragged_all_to_all")
-    varying = [parallel.insert_collective_pvary(tuple(over), operand) for operand in operands]
-    groups = parallel._canonicalize_axis_index_groups(axis_index_groups)
+    over = frozenset(names).union(*(jax.typeof(operand).mat.varying for operand in operands))
+    private.check_axis_names(names, "ragged_all_to_all")
+    varying = [private.collective_pvary(tuple(over), operand) for operand in operands]
+    groups = private.canonical_groups(axis_index_groups)
     return ragged_p.bind(*varying, axis_name=names, axis_index_groups=groups)
 
 
@@ -47,7 +46,7 @@ def lower_ragged(ctx: Any, *operands: Any, axis_name: Any, axis_index_groups: An
 
 def even_groups(ctx: Any, axis_name: Any, axis_index_groups: Any) -> Any:
     """The groups of a call, which must have one size."""
-    groups = parallel._replica_groups(ctx.module_context.axis_context, axis_name, axis_index_groups)
+    groups = private.replica_groups(ctx.module_context.axis_context, axis_name, axis_index_groups)
     if len({len(group) for group in groups}) > 1:
         raise ValueError("Replica groups must be equally sized")
     return groups
@@ -55,7 +54,7 @@ def even_groups(ctx: Any, axis_name: Any, axis_index_groups: Any) -> Any:
 
 # The transpose: cotangents of operand and output, from that of the result.
 
-transpose_p = core.Primitive("ragged_all_to_all_transpose")
+transpose_p = private.Primitive("ragged_all_to_all_transpose")
 transpose_p.multiple_results = True
 
 
@@ -69,7 +68,7 @@ def _transpose_types(
         aval.update(manual_axis_type=aval.mat.update(varying=varying))
         for aval in (result, ct.update(weak_type=False))
     ]
-    return results, {core.NamedAxisEffect(name) for name in axis_name}
+    return results, {private.NamedAxisEffect(name) for name in axis_name}
 
 
 def _lower_transpose(
@@ -91,7 +90,7 @@ def _jax_transpose(
 ) -> Any:
     """JAX's own rule, for other devices."""
     operand, output = (
-        ad.UndefinedPrimal(core.typeof(ct).update(shape=(count, *ct.shape[1:])))
+        private.UndefinedPrimal(jax.typeof(ct).update(shape=(count, *ct.shape[1:])))
         for count in (rows, ct.shape[0])
     )
     return jax_transpose(
@@ -99,8 +98,10 @@ def _jax_transpose(
     )[:2]
 
 
-mlir.register_lowering(transpose_p, mlir.lower_fun(_jax_transpose, multiple_results=True))
-mlir.register_lowering(transpose_p, _lower_transpose, platform="cpu")
+private.register_lowering(
+    transpose_p, private.lower_function(_jax_transpose, multiple_results=True)
+)
+private.register_lowering(transpose_p, _lower_transpose, platform="cpu")
 
 
 @transpose_p.def_impl
@@ -113,11 +114,11 @@ def transpose_ragged(
 ) -> list[Any]:
     """The rule for ragged_all_to_all that replaces JAX's."""
     params = {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
-    if type(ct) is ad.Zero:
+    if type(ct) is private.Zero:
         return jax_transpose(ct, operand, output, *indices, **params)
     found = transpose_p.bind(ct, *indices, rows=operand.aval.shape[0], **params)
     asked = [
-        value if ad.is_undefined_primal(given) else None
+        value if private.is_undefined_primal(given) else None
         for given, value in zip((operand, output), found, strict=True)
     ]
     return asked + [None] * INDICES
@@ -126,23 +127,23 @@ def transpose_ragged(
 def _transpose_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     ct, *indices = primals
     results = transpose_p.bind(ct, *indices, **params)
-    if type(tangents[0]) is ad.Zero:
-        return results, [ad.p2tz(result) for result in results]
+    if type(tangents[0]) is private.Zero:
+        return results, [private.p2tz(result) for result in results]
     return results, transpose_p.bind(tangents[0], *indices, **params)
 
 
 def _transpose_transpose(
     cts: Any, ct: Any, *indices: Any, rows: int, axis_name: Any, axis_index_groups: Any
 ) -> list[Any]:
-    operand, output = map(ad.instantiate_zeros, cts)
+    operand, output = map(private.instantiate_zeros, cts)
     found = ragged_p.bind(
         operand, output, *indices, axis_name=axis_name, axis_index_groups=axis_index_groups
     )
     return [found] + [None] * INDICES
 
 
-ad.primitive_jvps[transpose_p] = _transpose_jvp
-ad.primitive_transposes[transpose_p] = _transpose_transpose
+private.jvps[transpose_p] = _transpose_jvp
+private.transposes[transpose_p] = _transpose_transpose
 
 
 # vmap outside: the entries of the batch become rows behind each other, and slices of one call.
@@ -188,7 +189,7 @@ def _batch_size(axis_data: Any, axis_name: Any) -> int:
 
 
 def _front(x: Any, axis: int | None, size: int) -> Any:
-    return batching.bdim_at_front(x, axis, size)
+    return private.bdim_at_front(x, axis, size)
 
 
 def _merge(x: Any) -> Any:
@@ -208,4 +209,4 @@ def _merged_indices(
     return merged
 
 
-batching.fancy_primitive_batchers[transpose_p] = _batch_transpose
+private.batchers[transpose_p] = _batch_transpose

@@ -13,13 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src import config, core, dispatch
-from jax._src.interpreters import ad, batching, mlir
-from jax._src.lax import parallel
-from jax._src.lax.lax import reduce_max, reduce_min, reduce_sum
 
 from gpusim.reduction import Reduction
 
+from . import private
 from .lowering import is_partly_manual, lower_call, lower_fully_manual
 
 #: One Reduction for all axes, or by axis name (a tuple of names for sums over several axes).
@@ -54,7 +51,7 @@ Rule = Callable[..., Any]
 def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: Reductions) -> Rule:
     """The lowering of psum, pmax or pmin, in one of their forms."""
     sums = collective == "psum"
-    jax_rule = mlir._lowerings[primitive].rule
+    jax_rule = private.lowerings[primitive].rule
 
     def rule(ctx: Any, x: Any, **params: Any) -> Any:
         axes, axis_index_groups = params["axes"], params.get("axis_index_groups")
@@ -66,7 +63,7 @@ def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: 
             return jax_rule(ctx, x, **params)
         if is_partly_manual(ctx):
             return lower_fully_manual(ctx, primitive, [x], params)
-        groups = parallel._replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
+        groups = private.replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
         return lower_call(
             ctx, [x], collective, names, groups, reduction=reduction if sums else None
         )
@@ -91,12 +88,12 @@ def _lower_positional(
         partial = positional(x, [axis for axis in params["axes"] if isinstance(axis, int)])
         return primitive.bind(partial, **{**params, "axes": names})
 
-    return mlir.lower_fun(reduce, multiple_results=False)(ctx, x)
+    return private.lower_function(reduce, multiple_results=False)(ctx, x)
 
 
 def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
     """The lowering of psum_scatter, in one of its forms."""
-    jax_rule = mlir._lowerings[primitive].rule
+    jax_rule = private.lowerings[primitive].rule
 
     def rule(ctx: Any, x: Any, **params: Any) -> Any:
         names = params["axis_name"]
@@ -106,7 +103,7 @@ def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
             return jax_rule(ctx, x, **params)
         if is_partly_manual(ctx):
             return lower_fully_manual(ctx, primitive, [x], params)
-        groups = parallel._replica_groups(
+        groups = private.replica_groups(
             ctx.module_context.axis_context, names, params.get("axis_index_groups")
         )
         own = {name: params[name] for name in ("scatter_dimension", "tiled")}
@@ -119,25 +116,23 @@ def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
 
 # pmean
 
-mean_p = core.Primitive("pmean")
-mean_invariant_p = core.Primitive("pmean_invariant")
+mean_p = private.Primitive("pmean")
+mean_invariant_p = private.Primitive("pmean_invariant")
 
 
 @mean_p.def_effectful_abstract_eval
 def _mean_type(x: Any, *, axes: Any, axis_index_groups: Any, size: int) -> Any:
-    return parallel._allreduce_effectful_abstract_eval(
-        x, axes=axes, axis_index_groups=axis_index_groups
-    )
+    return private.reduction_type(x, axes=axes, axis_index_groups=axis_index_groups)
 
 
 @mean_invariant_p.def_effectful_abstract_eval
 def _mean_invariant_type(x: Any, *, axes: Any, size: int) -> Any:
-    return parallel._psum_invariant_abstract_eval("pmean", x, axes=axes)
+    return private.invariant_reduction_type("pmean", x, axes=axes)
 
 
 for _primitive in (mean_p, mean_invariant_p):
     _primitive.def_impl(
-        lambda x, _primitive=_primitive, **params: dispatch.apply_primitive(_primitive, x, **params)
+        lambda x, _primitive=_primitive, **params: private.apply_primitive(_primitive, x, **params)
     )
 
 
@@ -146,28 +141,26 @@ def _transpose_mean(ct: Any, x: Any, **params: Any) -> Any:
 
 
 def _transpose_mean_invariant(ct: Any, x: Any, *, axes: Any, size: int) -> Any:
-    return (core.pvary(ct / size, axis_name=axes),)
+    return (private.pvary(ct / size, axis_name=axes),)
 
 
-ad.deflinear2(mean_p, _transpose_mean)
-ad.deflinear2(mean_invariant_p, _transpose_mean_invariant)
+private.set_linear(mean_p, _transpose_mean)
+private.set_linear(mean_invariant_p, _transpose_mean_invariant)
 
 
 def _batching(primitive: Any, sum_primitive: Any) -> Any:
     def batch(axis_data: Any, values: Any, dims: Any, *, size: int, **params: Any) -> Any:
         if axis_data.name not in params["axes"]:
             return primitive.bind(values[0], size=size, **params), dims[0]
-        summed = batching.fancy_primitive_batchers[sum_primitive]
+        summed = private.batchers[sum_primitive]
         total, dim = summed(axis_data, values, dims, **params)
         return total / size, dim
 
     return batch
 
 
-batching.fancy_primitive_batchers[mean_p] = _batching(mean_p, parallel.psum_p)
-batching.fancy_primitive_batchers[mean_invariant_p] = _batching(
-    mean_invariant_p, parallel.psum_invariant_p
-)
+private.batchers[mean_p] = _batching(mean_p, private.psum_p)
+private.batchers[mean_invariant_p] = _batching(mean_invariant_p, private.psum_invariant_p)
 
 
 def _lower_as_sum(primitive: Any, sum_primitive: Any) -> Rule:
@@ -176,19 +169,19 @@ def _lower_as_sum(primitive: Any, sum_primitive: Any) -> Rule:
     def mean(x: Any, *, size: int, **params: Any) -> Any:
         return sum_primitive.bind(x, **params) / size
 
-    return mlir.lower_fun(mean, multiple_results=False)
+    return private.lower_function(mean, multiple_results=False)
 
 
 for _primitive, _sum in (
-    (mean_p, parallel.psum_p),
-    (mean_invariant_p, parallel.psum_invariant_p),
+    (mean_p, private.psum_p),
+    (mean_invariant_p, private.psum_invariant_p),
 ):
-    mlir.register_lowering(_primitive, _lower_as_sum(_primitive, _sum))
+    private.register_lowering(_primitive, _lower_as_sum(_primitive, _sum))
 
 
 def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
     """The lowering of pmean, in one of its two forms."""
-    as_sum = mlir._lowerings[primitive].rule
+    as_sum = private.lowerings[primitive].rule
 
     def rule(ctx: Any, x: Any, *, size: int, **params: Any) -> Any:
         axes = params["axes"]
@@ -197,7 +190,7 @@ def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
             return as_sum(ctx, x, size=size, **params)
         if is_partly_manual(ctx):
             return lower_fully_manual(ctx, primitive, [x], {"size": size, **params})
-        groups = parallel._replica_groups(
+        groups = private.replica_groups(
             ctx.module_context.axis_context, axes, params.get("axis_index_groups")
         )
         return lower_call(ctx, [x], "pmean", axes, groups, reduction=reduction)
@@ -208,26 +201,26 @@ def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
 def mean(x: Any, axis_name: Any, axis_index_groups: Any) -> Any:
     """Implement lax.pmean while a reduction is installed."""
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    names = parallel._maybe_skip_one_sized_axes(axes)
+    names = private.skip_one_sized_axes(axes)
     if not names:
         return x
-    groups = parallel._canonicalize_axis_index_groups(axis_index_groups)
+    groups = private.canonical_groups(axis_index_groups)
     even = groups is None or len({len(group) for group in groups}) == 1
     named = even and not any(isinstance(name, int) for name in names)
 
     def of(leaf: Any) -> Any:
-        traced = isinstance(leaf, core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        reduced = traced and parallel._get_from(core.typeof(leaf), names, "jax.lax.pmean")
-        size = parallel._axis_size(axis_name, axis_index_groups)
+        traced = isinstance(leaf, private.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        reduced = traced and private.state_over(jax.typeof(leaf), names, "jax.lax.pmean")
+        size = private.axis_size(axis_name, axis_index_groups)
         if not (traced and named) or reduced == "unreduced":
             return lax.psum(leaf, axis_name, axis_index_groups=axis_index_groups) / size
-        if not config._check_vma.value:
+        if not private.checks_types():
             return mean_p.bind(leaf, axes=names, axis_index_groups=groups, size=size)
         if groups is not None:
             raise NotImplementedError("axis_index_groups need shard_map with check_vma=False")
-        missing = frozenset(names) - core.typeof(leaf).mat.varying
-        if missing and config.auto_pcast.value:
-            leaf = core.pvary(leaf, tuple(missing))
+        missing = frozenset(names) - jax.typeof(leaf).mat.varying
+        if missing and private.casts_types():
+            leaf = private.pvary(leaf, tuple(missing))
         return mean_invariant_p.bind(leaf, axes=names, size=size)
 
     return jax.tree.map(of, x)
@@ -237,14 +230,14 @@ def rules(reductions: Reductions) -> dict[Any, Rule]:
     """The lowerings, by primitive. For other platforms than CPUs they refuse."""
     found = {}
     for primitive, collective, positional in (
-        (parallel.psum_p, "psum", reduce_sum),
-        (parallel.psum_invariant_p, "psum", reduce_sum),
-        (parallel.unreduced_psum_p, "psum", reduce_sum),
-        (parallel.pmax_p, "pmax", reduce_max),
-        (parallel.pmin_p, "pmin", reduce_min),
+        (private.psum_p, "psum", private.reduce_sum),
+        (private.psum_invariant_p, "psum", private.reduce_sum),
+        (private.unreduced_psum_p, "psum", private.reduce_sum),
+        (private.pmax_p, "pmax", private.reduce_max),
+        (private.pmin_p, "pmin", private.reduce_min),
     ):
         found[primitive] = reducing_rule(primitive, collective, positional, reductions)
-    for primitive in (parallel.reduce_scatter_p, parallel.unreduced_reduce_scatter_p):
+    for primitive in (private.reduce_scatter_p, private.unreduced_reduce_scatter_p):
         found[primitive] = scattering_rule(primitive, reductions)
     for primitive in (mean_p, mean_invariant_p):
         found[primitive] = mean_rule(primitive, reductions)
