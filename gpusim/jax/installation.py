@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
@@ -16,7 +15,8 @@ from gpusim.reduction import Reduction, ReductionLike, as_reduction
 
 from . import private, ragged, sums
 from .lowering import board
-from .sums import Reductions, ReductionWarning
+from .partitioned.compiling import compile_partitioned
+from .sums import Reductions
 
 for _file in (__file__, ragged.__file__, sums.__file__):
     private.exclude_file(_file)  # calls are named by lines of the program
@@ -188,7 +188,7 @@ def _put(reduction: Reductions) -> None:
     lax.ragged_all_to_all.__code__ = _ragged_all_to_all.__code__
     if reduction is not None:
         lax.pmean.__code__ = _pmean.__code__
-        private.compiler.compile_or_get_cached = _compile
+        private.compiler.compile_or_get_cached = _compile  # type: ignore[assignment]
     jax.clear_caches()
 
 
@@ -240,26 +240,35 @@ def sums_of_xla(text: str) -> list[str]:
     return found
 
 
-def _compile(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:
-    """Compile, and warn of sums that the partitioner has inserted."""
+def _compile(
+    backend: Any, module: Any, devices: Any, options: Any, *rest: Any, **named: Any
+) -> Any:
+    """Compile, with the chosen bits in the sums that the partitioner inserts."""
     assert _saved is not None
-    executable = _saved.compile(backend, computation, devices, *args, **options)
-    if devices.size > 1:
-        names = {f"/{primitive.name}" for _, primitive in _saved.lowerings}
-        names |= {"/gather", "/dynamic_slice"}  # adds zeros to what one device holds
-        inserted = [
-            found
-            for module in executable.hlo_modules()
-            for found in sums_of_xla(module.to_string())
-            if not any(found.endswith(name) for name in names)
-        ]
-        if inserted:
-            more = f", and {len(inserted) - SHOWN} more" if len(inserted) > SHOWN else ""
-            warnings.warn(
-                "gpusim.jax: XLA's partitioner has inserted sums, which add in XLA's own order: "
-                f"{'; '.join(inserted[:SHOWN])}{more}. Write them as lax.psum in jax.shard_map to "
-                "choose their bits",
-                ReductionWarning,
-                stacklevel=2,
-            )
-    return executable
+    assert _current is not None
+    given = backend, module, devices, options, *rest
+    if devices.size == 1:
+        return _saved.compile(*given, **named)
+    if backend.platform != "cpu":
+        executable = _saved.compile(*given, **named)
+        refuse_sums(executable, backend.platform)
+        return executable
+    return compile_partitioned(_saved.compile, _current.reduction, *given, **named)
+
+
+def refuse_sums(executable: Any, platform: str) -> None:
+    """Refuse a program for another platform than CPUs in which the partitioner inserts sums.
+
+    **Raises**: NotImplementedError, which names some of them.
+    """
+    inserted = [
+        each for module in executable.hlo_modules() for each in sums_of_xla(module.to_string())
+    ]
+    if inserted:
+        more = f", and {len(inserted) - SHOWN} more" if len(inserted) > SHOWN else ""
+        raise NotImplementedError(
+            f"gpusim.jax: a Reduction is installed, and XLA's partitioner inserts sums into this "
+            f"program for {platform} ({'; '.join(inserted[:SHOWN])}{more}): gpusim's collectives "
+            "run in XLA:CPU alone. Set JAX_PLATFORMS=cpu before JAX is imported, or call "
+            "gpusim.jax.uninstall()"
+        )

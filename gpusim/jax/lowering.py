@@ -85,13 +85,11 @@ def lower_call(
     parameters: Mapping[str, Any] | None = None,
     reduction: Reduction | None = None,
     absent: Mapping[int, Kind] | None = None,
-    result_shape: tuple[int, ...] | None = None,
 ) -> Any:
     """Emit the call of a collective.
 
     **Arguments**: `groups` are the devices' numbers in the program, as JAX's `_replica_groups`
-    gives them. `absent` are operands without a buffer, by their position. `result_shape` is that
-    of the call's result, if JAX's result is a reshape of it.
+    gives them. `absent` are operands without a buffer, by their position.
 
     **Raises**: NotImplementedError for programs that run elsewhere than on CPUs.
     """
@@ -102,16 +100,9 @@ def lower_call(
             f"{' and '.join(platforms)}: gpusim's collectives run in XLA:CPU alone. Set "
             "JAX_PLATFORMS=cpu before JAX is imported, or call gpusim.jax.uninstall()"
         )
-    board()
     kinds = [kind_of(aval) for aval in ctx.avals_in]
     for position, kind in (absent or {}).items():
         kinds.insert(position, kind)
-    results = [kind_of(aval) for aval in ctx.avals_out]
-    types = [private.type_of_aval(ctx.module_context, aval) for aval in ctx.avals_out]
-    if reduction is not None:
-        known = REDUCTIONS.setdefault(repr(reduction), reduction)
-        if known != reduction:
-            raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
     site = private.site_of(ctx.traceback)
     names = tuple(axes) if len(axes) > 1 else axes[0]
     place, sums = CallNumbers.next(ctx.module_context.keepalives, is_sum=reduction is not None)
@@ -119,15 +110,33 @@ def lower_call(
         collective,
         [[int(member) for member in group] for group in groups],
         parameters or {},
-        None if reduction is None else repr(reduction),
+        None if reduction is None else text_of(reduction),
         sums if reduction is not None else 0,
         kinds,
-        results,
+        [kind_of(aval) for aval in ctx.avals_out],
         f"lax.{collective} over {names!r} at {site}",
         site,
         place,
     )
-    given = [Kind("uint32", ()), *(kind for kind in kinds if not kind.absent)]
+    types = [private.type_of_aval(ctx.module_context, aval) for aval in ctx.avals_out]
+    return emit(terms, operands, types)
+
+
+def text_of(reduction: Reduction) -> str:
+    """The text by which a program carries a Reduction, and by which this process finds it."""
+    text = repr(reduction)
+    if REDUCTIONS.setdefault(text, reduction) != reduction:
+        raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
+    return text
+
+
+def emit(terms: Terms, operands: Sequence[Any], types: Sequence[Any]) -> Any:
+    """Emit the custom call of a collective, and return its results.
+
+    **Arguments**: `operands` are those that have a buffer; `types` are the results'.
+    """
+    board()
+    given = [Kind("uint32", ()), *(kind for kind in terms.operands if not kind.absent)]
     call = private.custom_call(
         TARGET,
         result_types=types,
@@ -135,9 +144,9 @@ def lower_call(
         backend_config={"call": private.ir.StringAttr.get(json.dumps(terms._asdict()))},
         api_version=4,
         # A random sum stays in its loop, where each round has its own numbers.
-        has_side_effect=reduction is not None and reduction.draws,
+        has_side_effect=terms.reduction is not None and REDUCTIONS[terms.reduction].draws,
         operand_layouts=[row_major(kind) for kind in given],
-        result_layouts=[row_major(kind) for kind in results],
+        result_layouts=[row_major(kind) for kind in terms.results],
     )
     return call.results
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax._src import ad_util, compiler, config, core, dispatch, source_info_util
+from jax._src import compilation_cache, compiler, config, core, dispatch, source_info_util
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel
+from jax._src.lib import hlo as _hlo
+from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import hlo
+from jax._src.lib.mlir.dialects import hlo, sdy
 from jax._src.sharding_impls import SPMDAxisContext
 
-__all__ = ["SPMDAxisContext", "ad_util", "compiler", "ir"]
+__all__ = ["HloSharding", "SPMDAxisContext", "compiler", "hlo", "ir", "sdy"]
 
 # Tables that `install` changes, and `uninstall` restores.
 
@@ -88,3 +90,41 @@ def site_of(traceback: Any) -> str:
     """file:line of the program's frame in one of JAX's tracebacks."""
     frame = source_info_util.user_frame(traceback)
     return "unknown line" if frame is None else f"{frame.file_name}:{frame.start_line}"
+
+
+# Compilation
+
+HloSharding = xla_client.HloSharding
+
+
+def stablehlo_of(program: bytes) -> bytes:
+    """An HloModuleProto as a StableHLO module in bytecode."""
+    found: bytes = xla_client._xla.mlir.hlo_to_stablehlo(program)
+    return found
+
+
+def text_of(program: bytes) -> str:
+    """An HloModuleProto as text of XLA's, without the elements of large constants."""
+    found: str = _hlo.HloModule.from_serialized_hlo_module_proto(program).to_string()
+    return found
+
+
+class ProgramCache:
+    """JAX's persistent cache of compiled programs, for what belongs to one of them.
+
+    Without a cache directory it keeps nothing.
+    """
+
+    def __init__(self, backend: Any, module: Any, devices: Any, options: Any) -> None:
+        key = compiler._get_cache_key(options, backend, module, devices)
+        self._key = f"{key}-gpusim"
+        self._cache = None if key is None else compilation_cache._get_cache(backend)
+
+    def get(self) -> bytes | None:
+        """The program's entry, or None."""
+        return None if self._cache is None else self._cache.get(self._key)
+
+    def put(self, entry: bytes) -> None:
+        """Keep the program's entry."""
+        if self._cache is not None:
+            self._cache.put(self._key, entry)
