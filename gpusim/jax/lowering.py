@@ -16,6 +16,7 @@ from gpusim.reduction import Reduction
 
 from . import private
 from .ffi import Handler
+from .processes import refuse_processes
 from .rendezvous import REDUCTIONS, Board, Kind, Site, Terms
 
 TARGET = "gpusim_collective"
@@ -61,15 +62,20 @@ def is_partly_manual(ctx: Any) -> bool:
 
 
 def lower_fully_manual(ctx: Any, primitive: Any, operands: Sequence[Any], params: Any) -> Any:
-    """Lower a call inside another shard_map, in which the partitioner's axes are replicated."""
-    replicated = jax.P()
+    """Lower a call inside another shard_map, over the axes that are the partitioner's.
+
+    Operands are whole along them, and where the axes are explicit, as their types say.
+    """
+    results = tuple(jax.P(*aval.sharding.spec) for aval in ctx.avals_out)
+    whole = results if primitive.multiple_results else results[0]
 
     def call(*arrays: Any) -> Any:
         return primitive.bind(*arrays, **params)
 
     def inner(*arrays: Any) -> Any:
-        specs = (replicated,) * len(arrays)
-        return jax.shard_map(call, in_specs=specs, out_specs=replicated, check_vma=False)(*arrays)
+        # Types say along which axes of an explicit mesh an array is split.
+        specs = tuple(jax.P(*jax.typeof(array).sharding.spec) for array in arrays)
+        return jax.shard_map(call, in_specs=specs, out_specs=whole, check_vma=False)(*arrays)
 
     multiple = primitive.multiple_results
     return private.lower_function(inner, multiple_results=multiple)(ctx, *operands)
@@ -100,6 +106,7 @@ def lower_call(
             f"{' and '.join(platforms)}: gpusim's collectives run in XLA:CPU alone. Set "
             "JAX_PLATFORMS=cpu before JAX is imported, or call gpusim.jax.uninstall()"
         )
+    refuse_processes(ctx.module_context.axis_context, f"lax.{collective}")
     kinds = [kind_of(aval) for aval in ctx.avals_in]
     for position, kind in (absent or {}).items():
         kinds.insert(position, kind)

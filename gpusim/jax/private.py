@@ -7,6 +7,7 @@ imported, and `gpusim.jax` then names JAX's version.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax._src import compilation_cache, compiler, config, core, dispatch, source_info_util
@@ -103,10 +104,29 @@ def stablehlo_of(program: bytes) -> bytes:
     return found
 
 
-def text_of(program: bytes) -> str:
-    """An HloModuleProto as text of XLA's, without the elements of large constants."""
-    found: str = _hlo.HloModule.from_serialized_hlo_module_proto(program).to_string()
-    return found
+def program_of(program: bytes) -> Any:
+    """An HloModuleProto as XLA's HloModule, whose text lacks the elements of large constants."""
+    return _hlo.HloModule.from_serialized_hlo_module_proto(program)
+
+
+def shardings_of(program: Any) -> tuple[list[Any], list[Any]]:
+    """The HloShardings of a partitioned HloModule's arguments and results."""
+
+    # One that names a mesh ends the process when it is asked for its tiles.
+    def tiled(sharding: Any) -> Any:
+        return sharding.v3_to_v2_sharding()
+
+    ins = [HloSharding.from_proto(each) for each in program.spmd_parameters_shardings]
+    whole = HloSharding.from_proto(program.spmd_output_sharding)
+    outs = whole.tuple_elements() or [whole]
+    return [tiled(each) for each in ins], [tiled(each) for each in outs]
+
+
+def compile_alone(
+    backend: Any, module: Any, devices: Any, options: Any, callbacks: Sequence[Any]
+) -> Any:
+    """Compile a module past JAX's caches."""
+    return compiler.backend_compile_and_load(backend, module, devices, options, callbacks)
 
 
 class ProgramCache:

@@ -1,7 +1,7 @@
 """The two compilations of a program with sums that XLA's partitioner inserts.
 
-The first is XLA's own; it writes down the program behind the partitioner. The second compiles that
-program with gpusim's calls in it.
+In the first XLA writes down the program behind its partitioner. The second compiles that program
+with gpusim's calls in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ PASS = "spmd-partitioning"
 """XLA's name of the pass that makes one device's program of the whole."""
 
 REDUCING = b"all-reduce", b"reduce-scatter"
+
+SUMMING = {
+    "stablehlo.all_reduce", "stablehlo.composite", "stablehlo.convolution", "stablehlo.custom_call",
+    "stablehlo.dot", "stablehlo.dot_general", "stablehlo.reduce", "stablehlo.reduce_scatter",
+    "stablehlo.reduce_window", "stablehlo.scatter", "stablehlo.select_and_scatter",
+    "sdy.all_reduce", "sdy.manual_computation", "sdy.reduce_scatter",
+}  # fmt: skip
+"""Operations that may become sums between devices."""
 
 SHOWN = 3
 """Of the sums of a program, so many are named in a warning."""
@@ -52,12 +61,64 @@ def compile_partitioned(
     ReductionWarning with the reason.
     """
 
-    def compiled(chosen: Any, how: Any) -> Any:
+    def compiled(chosen: Any) -> Any:
         return jax_compile(
-            backend, chosen, devices, how, callbacks, executable_devices, *rest, **named
+            backend, chosen, devices, options, callbacks, executable_devices, *rest, **named
         )
 
     kept = private.ProgramCache(backend, module, devices, options)
+    if not may_sum(module):
+        return compiled(module)
+    partitioned = kept.get()
+    if partitioned is None:
+        partitioned = partition(backend, module, executable_devices, options, callbacks)
+        if partitioned is None:
+            return compiled(module)
+        kept.put(partitioned)
+    if not any(word in partitioned for word in REDUCING):
+        return compiled(module)
+    texts: list[str] = []
+    try:
+        with module.context, private.ir.Location.unknown(module.context):
+            program = private.ir.Module.parse(private.stablehlo_of(partitioned), module.context)
+            drop_uncalled(program)
+            found = private.program_of(partitioned)
+            list_groups(program, found.to_string())
+            meshes = meshes_of(module, devices.size)
+            sums = chosen_sums(program, meshes, reductions)
+            if not sums:
+                return compiled(module)
+            texts = [each.text for each in sums]
+            replace_sums(program, sums)
+            rewritten = wrap(module, program, private.shardings_of(found), meshes)
+        return compiled(rewritten)
+    # The program runs in any case, as XLA compiles it.
+    except (NotRewritten, private.ir.MLIRError, jax.errors.JaxRuntimeError) as reason:
+        warn(str(reason), texts)
+        return compiled(module)
+
+
+def may_sum(module: Any) -> bool:
+    """Whether a partitioner may insert sums into a program: few programs that only move data do."""
+
+    def summing(parent: Any) -> bool:
+        return any(
+            each.operation.name in SUMMING or summing(each.operation)
+            for region in parent.regions
+            for block in region.blocks
+            for each in block.operations
+        )
+
+    return summing(module.operation) or "unreduced" in str(module)
+
+
+def partition(
+    backend: Any, module: Any, executable_devices: Any, options: Any, callbacks: Any
+) -> bytes | None:
+    """The program behind the partitioner, an HloModuleProto; None if XLA does not write it.
+
+    XLA compiles the program for it, without optimizing the code, which is thrown away.
+    """
     with tempfile.TemporaryDirectory(prefix="gpusim-jax-") as folder:
         dumping = copy.deepcopy(options)
         dumping.env_option_overrides = [
@@ -65,37 +126,11 @@ def compile_partitioned(
             ("xla_dump_to", folder),
             ("xla_dump_hlo_pass_re", PASS),
             ("xla_dump_hlo_as_proto", True),
+            ("xla_backend_optimization_level", 0),
         ]
-        executable = compiled(module, dumping)
-        partitioned = dumped(Path(folder))
-        if partitioned is None and may_reduce(executable):  # it comes from JAX's cache
-            partitioned = kept.get()
-            if partitioned is None:
-                private.compiler.backend_compile_and_load(
-                    backend, module, executable_devices, dumping, callbacks
-                )
-                partitioned = dumped(Path(folder))
-    if partitioned is None or not any(word in partitioned for word in REDUCING):
-        return executable
-    kept.put(partitioned)
-    texts: list[str] = []
-    try:
-        with module.context, private.ir.Location.unknown(module.context):
-            program = private.ir.Module.parse(private.stablehlo_of(partitioned), module.context)
-            drop_uncalled(program)
-            list_groups(program, private.text_of(partitioned))
-            meshes = meshes_of(module, devices.size)
-            sums = chosen_sums(program, meshes, reductions)
-            if not sums:
-                return executable
-            texts = [each.text for each in sums]
-            replace_sums(program, sums)
-            rewritten = wrap(module, program, executable, meshes)
-        return compiled(rewritten, options)
-    # The program runs in any case: XLA has compiled it.
-    except (NotRewritten, private.ir.MLIRError, jax.errors.JaxRuntimeError) as reason:
-        warn(str(reason), texts)
-        return executable
+        with suppress(jax.errors.JaxRuntimeError):  # the program's own: it is raised once more
+            private.compile_alone(backend, module, executable_devices, dumping, callbacks)
+        return dumped(Path(folder))
 
 
 def dumped(folder: Path) -> bytes | None:
@@ -118,15 +153,6 @@ def module_proto(message: bytes) -> bytes:
         shift, position = shift + 7, position + 1
         if byte < 0x80:
             return message[position : position + length]
-
-
-def may_reduce(executable: Any) -> bool:
-    """Whether an executable has reductions of XLA's between devices."""
-    return any(
-        word.decode() in module.to_string()
-        for module in executable.hlo_modules()
-        for word in REDUCING
-    )
 
 
 def warn(reason: str, sums: Sequence[str]) -> None:

@@ -41,11 +41,13 @@ class Value(NamedTuple):
         return f"{self.whole} {{{', '.join(kept)}}}"
 
 
-def wrap(original: Any, partitioned: Any, executable: Any, meshes: Sequence[Mesh]) -> Any:
+def wrap(
+    original: Any, partitioned: Any, shardings: Sequence[Sequence[Any]], meshes: Sequence[Mesh]
+) -> Any:
     """A module like `original` whose main calls the main of `partitioned` on each device.
 
-    **Arguments**: the two modules, of which `partitioned` is used up; `executable` is what
-    XLA has made of `original`; `meshes` are tried in turn.
+    **Arguments**: the two modules, of which `partitioned` is used up; `shardings` of arguments and of
+    results, as XLA has found them; `meshes` are tried in turn.
 
     **Raises**: NotRewritten if the shardings of arguments and results are not those of one mesh.
     """
@@ -55,10 +57,7 @@ def wrap(original: Any, partitioned: Any, executable: Any, meshes: Sequence[Mesh
     local, whole = function_type(body), function_type(main)
     if (len(local.inputs), len(local.results)) != (len(whole.inputs), len(whole.results)):
         raise NotRewritten("XLA has changed the number of arguments or results")
-    given = executable.get_parameter_shardings(), executable.get_output_shardings()
-    if any(shardings is None for shardings in given):
-        raise NotRewritten("XLA does not tell the shardings of arguments and results")
-    mesh, placements = place(given, (whole.inputs, whole.results), meshes)
+    mesh, placements = place(shardings, (whole.inputs, whole.results), meshes)
     ins, outs = (
         [
             Value(each, part, kept(attributes), written(placement, mesh), bool(placement.unreduced))
@@ -95,13 +94,12 @@ def function_type(function: Any) -> Any:
 
 
 def place(
-    given: Sequence[Sequence[Any]], types: Sequence[Sequence[Any]], meshes: Sequence[Mesh]
+    shardings: Sequence[Sequence[Any]], types: Sequence[Sequence[Any]], meshes: Sequence[Mesh]
 ) -> tuple[Mesh, list[list[Placement]]]:
     """The first mesh in which all shardings can be said, and where it has the arrays.
 
     **Raises**: NotRewritten if none of them can.
     """
-    shardings = [[private.HloSharding.from_proto(each) for each in side] for side in given]
     if any(len(some) != len(all_) for some, all_ in zip(shardings, types, strict=True)):
         raise NotRewritten("XLA does not tell the shardings of all arguments and results")
     for mesh in meshes:
