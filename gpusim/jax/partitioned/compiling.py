@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from gpusim.jax import private
+from gpusim.jax.processes import refuse_devices
 from gpusim.jax.sums import Reductions, ReductionWarning
 
 from .meshes import meshes_of
@@ -29,12 +30,11 @@ PASS = "spmd-partitioning"
 REDUCING = b"all-reduce", b"reduce-scatter"
 
 SUMMING = {
-    "stablehlo.all_reduce", "stablehlo.composite", "stablehlo.convolution", "stablehlo.custom_call",
-    "stablehlo.dot", "stablehlo.dot_general", "stablehlo.reduce", "stablehlo.reduce_scatter",
-    "stablehlo.reduce_window", "stablehlo.scatter", "stablehlo.select_and_scatter",
-    "sdy.all_reduce", "sdy.manual_computation", "sdy.reduce_scatter",
+    "all_reduce", "batch_norm_grad", "batch_norm_training", "composite", "convolution",
+    "custom_call", "dot", "dot_general", "dynamic_conv", "einsum", "manual_computation",
+    "ragged_dot", "reduce", "reduce_scatter", "reduce_window", "scatter", "select_and_scatter",
 }  # fmt: skip
-"""Operations that may become sums between devices."""
+"""Operations of any dialect that may become sums between devices."""
 
 SHOWN = 3
 """Of the sums of a program, so many are named in a warning."""
@@ -59,6 +59,8 @@ def compile_partitioned(
 
     **Returns**: the executable. Where sums cannot be reached it is XLA's own, after a
     ReductionWarning with the reason.
+
+    **Raises**: NotImplementedError for sums between devices of several processes.
     """
 
     def compiled(chosen: Any) -> Any:
@@ -89,6 +91,8 @@ def compile_partitioned(
             if not sums:
                 return compiled(module)
             texts = [each.text for each in sums]
+            for each in sums:
+                refuse_devices(devices.flat, each.text, each.groups)
             replace_sums(program, sums)
             rewritten = wrap(module, program, private.shardings_of(found), meshes)
         return compiled(rewritten)
@@ -103,7 +107,7 @@ def may_sum(module: Any) -> bool:
 
     def summing(parent: Any) -> bool:
         return any(
-            each.operation.name in SUMMING or summing(each.operation)
+            each.operation.name.rpartition(".")[2] in SUMMING or summing(each.operation)
             for region in parent.regions
             for block in region.blocks
             for each in block.operations

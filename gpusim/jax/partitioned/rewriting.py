@@ -13,8 +13,9 @@ import numpy as np
 
 from gpusim.jax import private
 from gpusim.jax.lowering import TARGET, emit, text_of
+from gpusim.jax.promotion import narrow, promoted, widen
 from gpusim.jax.rendezvous import Kind, Terms
-from gpusim.jax.sums import Reductions, reduction_for
+from gpusim.jax.sums import SUMS, Reductions, reduction_for
 from gpusim.reduction import Reduction
 
 from .meshes import Mesh, Numbering, groups_by_channel
@@ -56,7 +57,7 @@ class Sum(NamedTuple):
 
     **Attributes**: `axes` are the names of the mesh's axes that it goes over, or None if its groups
     are those of no mesh. `source` is the operation of the program that it comes from, `site` the
-    line. `reduction` is the chosen one, which a maximum does without.
+    line. `reduction` is the chosen one.
     """
 
     operation: Any
@@ -65,7 +66,12 @@ class Sum(NamedTuple):
     axes: tuple[str, ...] | None
     source: str
     site: str
-    reduction: Reduction | None = None
+    reduction: Reduction
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds; a maximum has its bits in any order."""
+        return self.collective in SUMS
 
     @property
     def kind(self) -> str:
@@ -165,30 +171,32 @@ def groups_of(operation: Any) -> list[list[int]]:
     return [[int(member) for member in row if member >= 0] for row in rows]
 
 
-def sums_in(module: Any, meshes: Sequence[Mesh]) -> list[Sum]:
-    """The reductions of floating-point numbers in a partitioned program, in its order.
+def chosen_sums(module: Any, meshes: Sequence[Mesh], reductions: Reductions) -> list[Sum]:
+    """The reductions of a partitioned program that are not left to XLA, in its order.
 
-    Those that move data alone are not among them: XLA adds zeros to the elements of one device.
+    Those that move data alone are left: XLA adds zeros to the elements of one device.
 
     **Arguments**: `module`, whose groups are lists; `meshes` of the program before it was
     partitioned.
+
+    **Raises**: NotRewritten where axes are chosen by name, and a sum has none; ValueError where its
+    axes have different Reductions.
     """
     numberings = [Numbering(mesh) for mesh in meshes]
     found = []
     for operation in operations(module):
-        if operation.name in REDUCING and all(map(is_reduced, operation.operands)):
-            collective = collective_of(operation)
-            source, site = origin(operation.location)
-            if collective is None or (collective == "psum" and moves_data(operation, source)):
-                continue
-            groups = groups_of(operation)
-            axes = (numbering.axes_of(groups) for numbering in numberings)
-            names = next((found for found in axes if found), None)
-            if operation.name == "stablehlo.reduce_scatter":
-                if collective != "psum":
-                    continue
-                collective = "psum_scatter"
-            found.append(Sum(operation, collective, groups, names, source, site))
+        if operation.name not in REDUCING or not all(map(is_reduced, operation.operands)):
+            continue
+        collective = collective_of(operation)
+        source, site = origin(operation.location)
+        if collective is None or (collective in SUMS and moves_data(operation, source)):
+            continue
+        groups = groups_of(operation)
+        names = (numbering.axes_of(groups) for numbering in numberings)
+        axes = next((each for each in names if each), None)
+        reduction = chosen_for(reductions, axes)
+        if reduction is not None:
+            found.append(Sum(operation, collective, groups, axes, source, site, reduction))
     return found
 
 
@@ -200,7 +208,11 @@ def is_reduced(value: Any) -> bool:
 def collective_of(operation: Any) -> str | None:
     """The collective that a reduction is; None for others, such as that of argmax."""
     body = [each.operation for each in operation.regions[0].blocks[0].operations]
-    return COLLECTIVES.get(body[0].name) if len(body) == 2 else None
+    if len(body) != 2:
+        return None
+    if operation.name == "stablehlo.reduce_scatter":
+        return "psum_scatter" if body[0].name == "stablehlo.add" else None
+    return COLLECTIVES.get(body[0].name)
 
 
 def origin(location: Any) -> tuple[str, str]:
@@ -222,20 +234,6 @@ def origin(location: Any) -> tuple[str, str]:
     return name, "unknown line"
 
 
-def chosen_sums(module: Any, meshes: Sequence[Mesh], reductions: Reductions) -> list[Sum]:
-    """The sums of a partitioned program that are not left to XLA, with their Reductions.
-
-    **Raises**: NotRewritten where axes are chosen by name, and a sum has none; ValueError where its
-    axes have different Reductions.
-    """
-    found = []
-    for each in sums_in(module, meshes):
-        reduction = chosen_for(reductions, each.axes)
-        if reduction is not None:
-            found.append(each._replace(reduction=reduction))
-    return found
-
-
 def chosen_for(reductions: Reductions, axes: tuple[str, ...] | None) -> Reduction | None:
     """The Reduction for a sum over these axes, in any order; None leaves it to XLA."""
     if reductions is None or isinstance(reductions, Reduction):
@@ -252,31 +250,41 @@ def replace_sums(module: Any, sums: Sequence[Sum]) -> None:
     """Put gpusim's calls in place of sums."""
     place, number = first_numbers(module)
     for each in sums:
-        summing = each.collective.startswith("psum")
-        parameters = {}
-        if each.collective == "psum_scatter":
-            dimension = private.ir.IntegerAttr(each.operation.attributes["scatter_dimension"])
-            parameters = {"scatter_dimension": int(dimension.value), "tiled": True}
         old = each.operation
         with private.ir.InsertionPoint(old), old.location:
             # XLA may reduce several arrays in one operation; each is a call of its own.
             for operand, result in zip([*old.operands], [*old.results], strict=True):
-                terms = Terms(
-                    each.collective,
-                    each.groups,
-                    parameters,
-                    text_of(each.reduction) if each.reduction is not None and summing else None,
-                    number if summing else 0,
-                    [kind_of(operand)],
-                    [kind_of(result)],
-                    each.text,
-                    each.site,
-                    place,
-                )
-                [new] = emit(terms, [operand], [result.type])
-                place, number = place + 1, number + summing
-                result.replace_all_uses_with(new)
+                result.replace_all_uses_with(call(each, operand, result, place, number))
+                place, number = place + 1, number + each.is_sum
         old.erase()
+
+
+def call(reduction: Sum, operand: Any, result: Any, place: int, number: int) -> Any:
+    """Emit the call that takes the place of a reduction of one array, and return its result."""
+    given, wanted = kind_of(operand), kind_of(result)
+    wider = promoted(reduction.reduction, given.dtype)
+    value = operand if wider is None else widen(operand, wider)
+    kind = private.ir.RankedTensorType.get(
+        wanted.shape, private.ir.RankedTensorType(value.type).element_type
+    )
+    parameters = {}
+    if reduction.collective == "psum_scatter":
+        dimension = private.ir.IntegerAttr(reduction.operation.attributes["scatter_dimension"])
+        parameters = {"scatter_dimension": int(dimension.value), "tiled": True}
+    terms = Terms(
+        reduction.collective,
+        reduction.groups,
+        parameters,
+        text_of(reduction.reduction) if reduction.is_sum else None,
+        number if reduction.is_sum else 0,
+        [given._replace(dtype=wider or given.dtype)],
+        [wanted._replace(dtype=wider or wanted.dtype)],
+        reduction.text,
+        reduction.site,
+        place,
+    )
+    [found] = emit(terms, [value], [kind])
+    return found if wider is None else narrow(found, result.type)
 
 
 def first_numbers(module: Any) -> tuple[int, int]:

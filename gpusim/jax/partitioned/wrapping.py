@@ -46,8 +46,8 @@ def wrap(
 ) -> Any:
     """A module like `original` whose main calls the main of `partitioned` on each device.
 
-    **Arguments**: the two modules, of which `partitioned` is used up; `shardings` of arguments and of
-    results, as XLA has found them; `meshes` are tried in turn.
+    **Arguments**: the two modules, of which `partitioned` is used up; `shardings` of arguments and
+    of results, as XLA has found them; `meshes` are tried in turn.
 
     **Raises**: NotRewritten if the shardings of arguments and results are not those of one mesh.
     """
