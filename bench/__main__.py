@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import (
+    in_jax,
     machine,
     memory,
     overhead,
@@ -48,7 +49,9 @@ WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
 TRAININGS, QUICK_TRAININGS = (4.0, training.REPLICAS), (1.5, training.QUICK_REPLICAS)
 # Seconds for a case of simulated ranks, and the cases.
 RANKS, QUICK_RANKS = (40.0, ranks.CASES), (8.0, ranks.QUICK_CASES)
-PARTS = ("memory", "overhead", "small", "start", "worlds", "training", "ranks", "cases")
+# Seconds for a JAX program with all its reductions.
+IN_JAX, QUICK_IN_JAX = 12.0, 3.0
+PARTS = ("memory", "overhead", "small", "start", "worlds", "training", "ranks", "jax", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -191,6 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "ranks" not in given.without:
             for case_of_ranks in ranks.ranks_cases(*QUICK_RANKS if given.quick else RANKS):
                 results.ranks.append(case_of_ranks)
+                keep(results, began, given.json, peers)
+        if "jax" not in given.without:
+            for found_in_jax in in_jax.in_jax_cases(QUICK_IN_JAX if given.quick else IN_JAX):
+                results.in_jax.append(found_in_jax)
                 keep(results, began, given.json, peers)
         if "memory" not in given.without:
             for k, outcome in enumerate(results.outcomes):

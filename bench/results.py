@@ -218,6 +218,38 @@ class RanksCase(Part):
 
 
 @dataclass(frozen=True)
+class InJax(Part):
+    """A JAX program with gpusim's sums, beside the same with XLA's."""
+
+    measures: str  # "run" or "compile"
+    program: str
+    devices: int
+    dtype: str = ""
+    size: int = 0  # bytes of a device's operand, of a run
+    reduction: str = ""
+    ours: Timing | None = None
+    xla: Timing | None = None
+    ours_cpu: float | None = None  # CPU seconds of a call, the mean
+    xla_cpu: float | None = None
+    load: float | None = None  # the machine's before
+    problem: str | None = None
+
+    def ratio(self, by: str = "median") -> float | None:
+        """How many times as long as plain JAX it takes."""
+        return times_as_long(self.ours, self.xla, by)
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """How many times the CPU time of plain JAX it takes."""
+        return self.ours_cpu / self.xla_cpu if self.ours_cpu and self.xla_cpu else None
+
+    def __str__(self) -> str:
+        size = f" of {self.size // 1024} KiB" if self.size else ""
+        parts = [self.measures, f"{self.program}{size}", self.dtype, self.reduction]
+        return f"{' '.join(filter(None, parts))} on {self.devices} devices"
+
+
+@dataclass(frozen=True)
 class Verdict(Part):
     """A target and its measurement; `met` is None without one."""
 
@@ -238,6 +270,7 @@ PARTS: dict[str, tuple[str, type[Part]]] = {
     "worlds": ("exchanges", Exchange),
     "trainings": ("trainings", Training),
     "ranks": ("ranks", RanksCase),
+    "jax": ("in_jax", InJax),
     "targets": ("targets", Verdict),
 }
 
@@ -260,6 +293,7 @@ class Results:
     exchanges: list[Exchange] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     ranks: list[RanksCase] = field(default_factory=list)
+    in_jax: list[InJax] = field(default_factory=list)
     targets: list[Verdict] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bench.results import (
     LIMIT,
     OURS,
     Exchange,
+    InJax,
     Outcome,
     Overhead,
     RanksCase,
@@ -229,6 +230,20 @@ def ranks_table(case: RanksCase) -> Row:
     return [str(case), *map(factor, ratios), *times, load]
 
 
+@part(
+    "in_jax",
+    "JAX programs with gpusim's sums, beside plain JAX's (medians)",
+    "operation, dtype, order, devices, / XLA, CPU / XLA, gpusim, XLA, load",
+)
+def in_jax_table(case: InJax) -> Row:
+    size = f" of {case.size // 1024} KiB" if case.size else ""
+    what = [f"{case.measures} {case.program}{size}", case.dtype, case.reduction]
+    medians = [duration(timing.median if timing else None) for timing in (case.ours, case.xla)]
+    ratios = [factor(case.ratio()), factor(case.cpu_ratio)]
+    load = "-" if case.load is None else f"{case.load:.1f}"
+    return [*what, str(case.devices), *ratios, *medians, load]
+
+
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
 
 
@@ -245,6 +260,7 @@ PARTS = (
     worlds_table,
     trainings_table,
     ranks_table,
+    in_jax_table,
     targets_table,
 )
 

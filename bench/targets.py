@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from bench.cases import COLLECTIVES, KI, LARGE, MI, SHORT, SHORT_SIZES, Case, Size
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.popxl import NOTE as OP
-from bench.results import ARITHMETIC, LIMIT, OURS, Exchange, Outcome, Results, SmallCall, Verdict
+from bench.results import (
+    ARITHMETIC,
+    LIMIT,
+    OURS,
+    Exchange,
+    InJax,
+    Outcome,
+    Results,
+    SmallCall,
+    Verdict,
+)
 
 JAX = "JAX shard_map"
 FASTER, LONGER = "x faster", "x as long"
@@ -157,6 +167,9 @@ WORLDS = (
     (("tree",), (1, 4), 1.5),
     (("linear", "reverse", "ring"), (1, 4), 2.0),
 )
+#: By the number of JAX's devices, how many times as long as XLA's own a sum may take.
+IN_JAX = {64: 1.5, 8: 2.0}
+COMPILED_WITHIN = 2.2  # times as long as plain JAX compiles
 
 
 def spoken_of(case: Case) -> bool:
@@ -177,6 +190,7 @@ def judge(results: Results) -> list[Verdict]:
         *_small_calls(results),
         *_starts(results),
         *_ranks(results),
+        *_in_jax(results.in_jax),
         *_overheads(results),
     ]
 
@@ -253,6 +267,17 @@ def _ranks(results: Results) -> Iterator[Verdict]:
             for ours in ("turns", "free")
         ]
         yield verdict(f"{name}, than {title}", each, ">", 1, FASTER)
+
+
+def _in_jax(cases: list[InJax]) -> Iterator[Verdict]:
+    """Sums and compilations in JAX by medians, each the worst case."""
+    for devices, most in IN_JAX.items():
+        runs = [c for c in cases if c.measures == "run" and c.devices == devices]
+        name = f"JAX sums of 256 KiB on {devices} devices, of XLA's own"
+        yield verdict(name, [(c.ratio(), str(c)) for c in runs], "≤", most, LONGER)
+    compilations = [(c.ratio(), str(c)) for c in cases if c.measures == "compile"]
+    name = "JAX programs' compilation with chosen sums, of plain JAX's"
+    yield verdict(name, compilations, "≤", COMPILED_WITHIN, LONGER)
 
 
 def _overheads(results: Results) -> Iterator[Verdict]:

@@ -25,10 +25,11 @@ def copy(pairs: Iterable[Pair]) -> None:
     [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
     listed = list(pairs)
-    size = 0
+    size = width = 0
     for target, _ in listed:
         size += target.size
-    if size < limits.SHARED_WORK:
+        width = max(width, target.itemsize)
+    if size * width < limits.COPIED_BYTES * limits.SHARED_WORK:
         for target, source in listed:
             if target.dtype == source.dtype:
                 target[...] = source  # np.copyto enters a Python function for each

@@ -31,7 +31,7 @@ QUIET.run(np.seterr, all="ignore")
 
 def fold_members(
     spec: FoldSpec,
-    members: NDArray[Any] | Sequence[NDArray[Any]],
+    members: NDArray[Any] | Sequence[NDArray[Any]] | Members,
     *,
     batch_ndim: int = 0,
     call: int = 0,

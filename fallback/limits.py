@@ -33,6 +33,10 @@ CAST_WIDTH = 1024
 SHARED_WORK = 256 * 1024
 SHARED_WIDTH = 8 * 1024
 
+# In the time of one of these elements, so many bytes are copied, and so many elements go through a
+# compiled kernel that draws no random numbers.
+COPIED_BYTES, COMPILED_ELEMENTS = 16, 4
+
 # Folds and roundings of fewer steps of elements are left to NumPy, and need no compiled kernel.
 COMPILED_WORK = 4096
 

@@ -17,14 +17,16 @@ from .layout import Index
 class Members:
     """Views of `count` members, each of `shape` and `dtype`; `stacked` if they lie in one array.
 
-    `strides` are the distinct ones that occur among them.
+    `strides` are the distinct ones that occur among them. `table` has the addresses of members that
+    are not stacked, where they are known already.
     """
 
-    __slots__ = ("arrays", "count", "dtype", "shape", "stacked", "strides")
+    __slots__ = ("arrays", "count", "dtype", "shape", "stacked", "strides", "table")
 
     def __init__(self, arrays: NDArray[Any] | list[NDArray[Any]]) -> None:
         self.arrays: Any = arrays
         self.count = len(arrays)
+        self.table: NDArray[np.uint64] | None = None
         if isinstance(arrays, np.ndarray):
             self.stacked, self.shape, self.dtype = True, arrays.shape[1:], arrays.dtype
             self.strides: tuple[tuple[int, ...], ...] = (arrays.strides[1:],)
@@ -33,8 +35,10 @@ class Members:
             self.strides = tuple(sorted({array.strides for array in arrays}))
 
     @classmethod
-    def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
+    def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]] | Members) -> Members:
         """Check the caller's members: ValueError or TypeError names the member that differs."""
+        if isinstance(members, Members):
+            return members
         if isinstance(members, np.ndarray):
             if not members.ndim or not len(members):
                 check_stacked(members)
@@ -62,7 +66,9 @@ class Members:
         if isinstance(self.arrays, np.ndarray):
             base, step = self.arrays.ctypes.data, self.arrays.strides[0]
             return (base + (self.count - 1) * step, None, -step) if turned else (base, None, step)
-        table = np.array([array.ctypes.data for array in self.arrays], np.uint64)
+        table = self.table
+        if table is None:
+            table = np.array([array.ctypes.data for array in self.arrays], np.uint64)
         return 0, table[::-1].copy() if turned else table, 0
 
     def block(self, member: int, index: Index) -> NDArray[Any]:

@@ -53,7 +53,7 @@ def fold(members: NDArray[Any] | Sequence[NDArray[Any]], **keywords: Any) -> NDA
 
 def run_fold(
     spec: FoldSpec,
-    members: NDArray[Any] | Sequence[NDArray[Any]],
+    members: NDArray[Any] | Sequence[NDArray[Any]] | Members,
     *,
     batch_ndim: int = 0,
     call: int = 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class GpusimError(RuntimeError):
     """An error of a replicated program without a counterpart in an ordinary one."""
@@ -54,3 +56,24 @@ class ReplicaIndexError(ValueError, IndexError):
     It is an IndexError because JAX raises one, and a ValueError because the number is an argument;
     NumPy's AxisError is both for the same reasons.
     """
+
+
+JAX_NOTE = (
+    "jax.lax works on JAX's own devices, and this is a replica or rank of gpusim's, where "
+    "gpusim.lax works. `gpusim jaxrun --devices N SCRIPT` runs a JAX program on fake devices, and "
+    "docs/testing.md has tests on them"
+)
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to the NameError that jax.lax raises in a replica, for an axis of gpusim's."""
+    if not isinstance(error, NameError) or "unbound axis name" not in str(error):
+        return
+    if JAX_NOTE in getattr(error, "__notes__", ()):
+        return
+    trace, module = error.__traceback__, ""
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    if not module.startswith("gpusim.") and "jax" in sys.modules:
+        error.add_note(JAX_NOTE)

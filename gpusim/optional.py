@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["available", "load", "require"]
+__all__ = ["available", "load", "require", "tested"]
 
 # By module: the package's name in messages, and what installs it.
 _PACKAGES = {
@@ -25,6 +25,13 @@ _PACKAGES = {
     "sklearn": ("scikit-learn", "pip install 'gpusim[study]'"),
     "torch": ("PyTorch", "pip install 'gpusim[torch]'"),
 }
+
+_TESTED = {"jax": ("0.10.2", "0.12.0.1")}
+
+
+def tested(module: str) -> tuple[str, ...]:
+    """The versions that the tests run with, of a module whose private parts gpusim uses."""
+    return _TESTED[module]
 
 
 def available(module: str) -> bool:

@@ -147,4 +147,4 @@ class _Fold:
             write_partial(arguments, held.ctypes.data)
         for name, values in self.tables.items():
             write_table[name](arguments, values.ctypes.data)
-        run(self.kernel, arguments, self.tiles, self.steps, self.scratch)
+        run(self.kernel, arguments, self.tiles, self.steps, self.scratch, fast=not self.draws)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpusim.fallback import threads
+from gpusim.fallback import limits, threads
 from gpusim.fallback.subnormals import require_subnormals
 
 from ..cuda.cache import once
@@ -48,21 +48,32 @@ def instance(struct: str, name: str, size: int) -> Function | None:
     return function
 
 
-def run(kernel: Function, arguments: bytearray, tiles: int, steps: int, scratch: int = 0) -> None:
+def run(
+    kernel: Function,
+    arguments: bytearray,
+    tiles: int,
+    steps: int,
+    scratch: int = 0,
+    *,
+    fast: bool = False,
+) -> None:
     """Run a kernel on its struct.
 
     **Arguments**:
 
     - `tiles`: the number of tiles at most; `steps`: of elements that are folded.
     - `scratch`: bytes that each part needs for itself.
+    - `fast`: whether it draws no random numbers.
     """
     given = (ctypes.c_char * len(arguments)).from_buffer(arguments)
     count = threads.count()
-    parts = max(1, min(tiles, max(4 * count if count > 1 else 1, steps // PART)))
+    work = steps // limits.COMPILED_ELEMENTS if fast else steps
+    shared = count > 1 and work >= limits.SHARED_WORK
+    parts = max(1, min(tiles, max(4 * count if shared else 1, steps // PART)))
 
     def run_part(part: int) -> None:
         require_subnormals()
         own = np.empty(scratch + LINE, np.uint8) if scratch else None
         kernel(given, part, parts, None if own is None else -(-own.ctypes.data // LINE) * LINE)
 
-    threads.share(run_part, range(parts), steps)
+    threads.share(run_part, range(parts), work)

@@ -6,7 +6,7 @@ Programs keep calling `jax.lax`.
 
 from __future__ import annotations
 
-from gpusim.optional import load
+from gpusim.optional import load, tested
 
 _version = load("gpusim.jax needs", "jax").__version__
 
@@ -15,8 +15,8 @@ try:
     from .sums import ReductionWarning
 except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
-        f"gpusim.jax replaces rules of JAX's that are private: it is made for jax 0.10.2, and "
-        f"jax {_version} differs: {error}",
+        f"gpusim.jax replaces rules of JAX's that are private: it is tested with jax "
+        f"{' and '.join(tested('jax'))}, and jax {_version} differs: {error}",
         name="jax",
     ) from error
 

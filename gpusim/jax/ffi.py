@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, POINTER, Structure, addressof, cast, create_string_buffer, sizeof
+import struct
+from collections.abc import Callable
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    PYFUNCTYPE,
+    Structure,
+    addressof,
+    c_char,
+    c_uint64,
+    cast,
+    sizeof,
+    string_at,
+)
 from typing import Any
 
 import jax
 import jaxlib
+
+from gpusim.optional import tested
 
 #: The version of XLA's FFI whose structures are below.
 MAJOR, MINOR = 0, 3
@@ -30,7 +44,9 @@ INSTANTIATE, EXECUTE = 0, 3
 FENV_SIZE = 64
 """More bytes than a floating-point environment has anywhere."""
 
+_environment = c_char * FENV_SIZE
 _libc = ctypes.PyDLL(None)
+_libc.fegetenv.argtypes = _libc.fesetenv.argtypes = [ctypes.POINTER(_environment)]
 
 _pointer, _size = ctypes.c_void_p, ctypes.c_size_t
 
@@ -164,54 +180,129 @@ class _TypeInfo(_Sized):
     _fields_ = [("deleter", _pointer)]
 
 
-_HANDLER = CFUNCTYPE(_pointer, POINTER(_Frame))
+_HANDLER = CFUNCTYPE(_pointer, _pointer)
 _DELETER = CFUNCTYPE(None, _pointer)
 _call = CFUNCTYPE(_pointer, _pointer)
 """The functions of XLA's interface, which take a structure and return an error or nothing."""
+_short_call = PYFUNCTYPE(_pointer, _pointer)
+"""Those that return at once. They keep the interpreter's lock, which each of a program's devices
+would have to wait for again."""
+
+# A frame is read as 64-bit words, all at once: ctypes objects for the structures in it take longer
+# than all else that the handler does. The words' places are those of the structures above.
+_WORDS = struct.Struct(f"={sizeof(_Frame) // 8}Q")
 
 
-class Buffer:
-    """A buffer of XLA's: the address of its elements, and the shape that XLA gives it."""
+def _word(*fields: Any) -> int:
+    """The word of a frame that holds a field of a structure in it."""
+    return sum(int(field.offset) for field in fields) // 8
 
-    __slots__ = ("_buffer", "address")
 
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer.contents
-        self.address: int = self._buffer.data or 0
+_EXTENSIONS, _API = _word(_Frame.extensions), _word(_Frame.api)
+_CONTEXT, _STAGE, _FUTURE = _word(_Frame.context), _word(_Frame.stage), _word(_Frame.future)
+_ARGUMENTS, _ARGUMENT = (_word(_Frame.arguments, f) for f in (_Buffers.count, _Buffers.each))
+_RESULTS, _RESULT = (_word(_Frame.results, f) for f in (_Buffers.count, _Buffers.each))
+_DATA = _Buffer.data.offset
+_at = c_uint64.from_address
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape; valid while the handler runs."""
-        return tuple(self._buffer.dims[: self._buffer.rank])
+
+class Functions:
+    """XLA's functions that the calls of programs need."""
+
+    def __init__(self, api: _Api) -> None:
+        self.api = api
+        self.address = addressof(api)
+        self.run_id_get = _short_call(api.run_id_get)
+        self.device_ordinal_get = _short_call(api.device_ordinal_get)
+        self.state_get = _short_call(api.state_get)
+        self.future_create = _short_call(api.future_create)
+        self.future_set_available = _call(api.future_set_available)
+
+
+class Questions:
+    """The structures in which XLA answers what is asked about a call; one call at a time."""
+
+    def __init__(self, type_id: int) -> None:
+        self.run = _RunId(sizeof(_RunId))
+        self.device = _Ordinal(sizeof(_Ordinal))
+        self.state = _State(sizeof(_State), None, None, INSTANTIATE, type_id, None)
+        self.future = _Future(sizeof(_Future))
+        self.at_run, self.at_device = addressof(self.run), addressof(self.device)
+        self.at_state, self.at_future = addressof(self.state), addressof(self.future)
+
+
+class Entry:
+    """A call of one device, while the handler runs.
+
+    **Attributes**: `run` and `device`, XLA's numbers, and the addresses of the buffers of
+    `arguments` and `results`.
+    """
+
+    __slots__ = ("_address", "_functions", "_questions", "arguments", "device", "results", "run")
+
+    def __init__(
+        self, functions: Functions, questions: Questions, address: int, words: tuple[int, ...]
+    ) -> None:
+        self._functions, self._questions, self._address = functions, questions, address
+        questions.run.context = questions.device.context = words[_CONTEXT]
+        _check(functions.api, functions.run_id_get(questions.at_run))
+        _check(functions.api, functions.device_ordinal_get(questions.at_device))
+        self.run: int = questions.run.value
+        self.device: int = questions.device.value
+        self.arguments = _data(words[_ARGUMENTS], words[_ARGUMENT])
+        self.results = _data(words[_RESULTS], words[_RESULT])
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of all buffers, of arguments and results."""
+        frame = _Frame.from_address(self._address)
+        return [
+            tuple(buffer.dims[: buffer.rank])
+            for buffers in (frame.arguments, frame.results)
+            for buffer in (buffers.each[k].contents for k in range(buffers.count))
+        ]
+
+    def future(self) -> Future:
+        """Make the future of the call, which XLA waits for after the handler has returned."""
+        questions = self._questions
+        _check(self._functions.api, self._functions.future_create(questions.at_future))
+        made = questions.future.future
+        _at(self._address + 8 * _FUTURE).value = made
+        return Future(self._functions, made)
+
+
+def _data(count: int, table: int) -> list[int]:
+    """The addresses of the elements of `count` buffers, to which a table points."""
+    return [_at(_at(place).value + _DATA).value for place in range(table, table + 8 * count, 8)]
 
 
 class Future:
     """The end of one device's call.
 
     XLA runs the rest of the device's program on the thread that declares the end, and may wait on
-    it for other devices. So each end needs a thread of its own, which flushes subnormals as XLA's
-    threads do: it takes the floating-point environment of the thread that made the future.
+    it for other devices. It flushes subnormals there as on XLA's threads: the thread takes the
+    floating-point environment of the one that made the future.
     """
 
-    __slots__ = ("_api", "_environment", "_future")
+    __slots__ = ("_environment", "_functions", "_future")
 
-    def __init__(self, api: _Api, future: int) -> None:
-        self._api, self._future = api, future
-        self._environment = create_string_buffer(FENV_SIZE)
+    def __init__(self, functions: Functions, future: int) -> None:
+        self._functions, self._future = functions, future
+        self._environment = _environment()
         _libc.fegetenv(self._environment)
 
     def complete(self) -> None:
         """The results are in their buffers."""
         _libc.fesetenv(self._environment)
         given = _Future(sizeof(_Future), None, self._future)
-        _checked(self._api, self._api.future_set_available, given)
+        _check(self._functions.api, self._functions.future_set_available(addressof(given)))
 
     def fail(self, message: str) -> None:
         """The call failed: XLA raises this message."""
         _libc.fesetenv(self._environment)
-        error = _error(self._api, message, ABORTED)
+        api = self._functions.api
+        error = _error(api, message, ABORTED)
         given = _FutureError(sizeof(_FutureError), None, self._future, error)
-        _checked(self._api, self._api.future_set_error, given)
+        _checked(api, api.future_set_error, given)
 
 
 class CallFailed(Exception):
@@ -220,14 +311,18 @@ class CallFailed(Exception):
 
 def _checked(api: _Api, function: int, given: Structure) -> Any:
     """Call a function of XLA's interface."""
-    error = _call(function)(addressof(given))
+    _check(api, _call(function)(addressof(given)))
+    return given
+
+
+def _check(api: _Api, error: int | None) -> None:
+    """Raise the error that a function of XLA's interface has returned."""
     if error is not None:
         asked = _ErrorMessage(sizeof(_ErrorMessage), None, error, None)
         _call(api.error_get_message)(addressof(asked))
         text = (asked.message or b"").decode(errors="replace")
         _call(api.error_destroy)(addressof(_Future(sizeof(_Future), None, error)))
         raise RuntimeError(f"XLA's FFI refuses a call of gpusim: {text}")
-    return given
 
 
 class _ErrorMessage(_Sized):
@@ -260,23 +355,27 @@ class Handler:
     - `name`: the target of the custom calls.
     - `instantiate`: makes the state of a call in a compiled program from its attributes, which
       are texts. Each place in each program has one.
-    - `execute`: begins a call on one device, (state, run id, device, arguments, results, future
-      maker). It returns at once; the one who computes completes the future.
+    - `execute`: begins a call on one device, from the state and an `Entry`. It returns at once;
+      the one who computes completes the future that it has made.
     """
 
     def __init__(
         self,
         name: str,
         instantiate: Callable[[dict[str, str]], Any],
-        execute: Callable[
-            [Any, int, int, Sequence[Buffer], Sequence[Buffer], Callable[[], Future]], None
-        ],
+        execute: Callable[[Any, Entry], None],
     ) -> None:
         self._instantiate, self._execute = instantiate, execute
         self._states: dict[int, Any] = {}
         self._numbers = itertools.count(1)
         self._version: tuple[int, int] | None = None
-        _HANDLERS.append(self)  # XLA keeps addresses of its parts
+        self._functions: Functions | None = None
+        # No lock: `pop` and `append` of a list are one step each under the interpreter's lock.
+        self._questions: list[Questions] = []
+        # XLA keeps addresses of its parts, and calls the deleter while Python ends, when it clears
+        # modules in any order: so the handler is never freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        _HANDLERS.append(self)
         self._type_id = ctypes.c_int64(0)
         self._deleter = _DELETER(self._delete)
         self._type_info = _TypeInfo(sizeof(_TypeInfo), None, cast(self._deleter, _pointer))
@@ -305,26 +404,34 @@ class Handler:
         if self._version is not None:
             check_version(self._version)
 
-    def _enter(self, given: Any) -> Any:
+    def _enter(self, address: int) -> Any:
         """Handle a call of XLA's, on any of its threads."""
-        frame = given.contents
-        api = frame.api.contents
+        words = _WORDS.unpack(string_at(address, _WORDS.size))
         try:
-            if frame.extensions and frame.extensions.contents.kind == METADATA:
-                self._version = (api.version.major, api.version.minor)
-                extension = cast(frame.extensions, POINTER(_MetadataExtension)).contents
-                metadata = extension.metadata.contents
-                metadata.version.major, metadata.version.minor, metadata.traits = MAJOR, MINOR, 0
-            elif frame.stage == INSTANTIATE:
-                self._enter_instantiate(api, frame)
+            if words[_EXTENSIONS] and self._answer_metadata(_Frame.from_address(address)):
+                return None
+            if words[_STAGE] % 2**32 == INSTANTIATE:  # an int, whose word has more in it
+                self._enter_instantiate(_Frame.from_address(address))
             else:
-                self._enter_execute(api, frame)
+                self._enter_execute(address, words)
         except BaseException as error:  # an exception must not leave through XLA
             message = str(error) if isinstance(error, CallFailed) else repr(error)
-            return _error(api, message, INTERNAL)
+            return _error(_Api.from_address(words[_API]), message, INTERNAL)
         return None
 
-    def _enter_instantiate(self, api: _Api, frame: Any) -> None:
+    def _answer_metadata(self, frame: Any) -> bool:
+        """Tell the handler's version, if that is what XLA asks."""
+        if frame.extensions.contents.kind != METADATA:
+            return False
+        api = frame.api.contents
+        self._version = (api.version.major, api.version.minor)
+        extension = cast(frame.extensions, POINTER(_MetadataExtension)).contents
+        metadata = extension.metadata.contents
+        metadata.version.major, metadata.version.minor, metadata.traits = MAJOR, MINOR, 0
+        return True
+
+    def _enter_instantiate(self, frame: Any) -> None:
+        api = frame.api.contents
         check_version((api.version.major, api.version.minor))
         number = next(self._numbers)
         self._states[number] = self._instantiate(_attributes(frame.attributes))
@@ -332,25 +439,19 @@ class Handler:
         state = _State(sizeof(_State), None, frame.context, INSTANTIATE, type_id, number)
         _checked(api, api.state_set, state)
 
-    def _enter_execute(self, api: _Api, frame: Any) -> None:
-        context = frame.context
-        run = _checked(api, api.run_id_get, _RunId(sizeof(_RunId), None, context)).value
-        device = _checked(api, api.device_ordinal_get, _Ordinal(sizeof(_Ordinal), None, context))
-        type_id = addressof(self._type_id)
-        state = _State(sizeof(_State), None, context, INSTANTIATE, type_id, None)
-        number = _checked(api, api.state_get, state).state
-        buffers = [
-            [Buffer(found.each[k]) for k in range(found.count)]
-            for found in (frame.arguments, frame.results)
-        ]
-
-        def future() -> Future:
-            made = _checked(api, api.future_create, _Future(sizeof(_Future), None, None)).future
-            frame.future = made
-            return Future(api, made)
-
-        arguments, results = buffers
-        self._execute(self._states[number], run, device.value, arguments, results, future)
+    def _enter_execute(self, address: int, words: tuple[int, ...]) -> None:
+        functions = self._functions
+        if functions is None or functions.address != words[_API]:
+            functions = self._functions = Functions(_Api.from_address(words[_API]))
+        try:
+            questions = self._questions.pop()
+        except IndexError:
+            questions = Questions(addressof(self._type_id))
+        questions.state.context = words[_CONTEXT]
+        _check(functions.api, functions.state_get(questions.at_state))
+        state = self._states[questions.state.state]
+        self._execute(state, Entry(functions, questions, address, words))
+        self._questions.append(questions)
 
     def _delete(self, number: int) -> None:
         """XLA has dropped a program."""
@@ -366,5 +467,5 @@ def check_version(version: tuple[int, int]) -> None:
         raise RuntimeError(
             f"gpusim.jax needs XLA's FFI {MAJOR}.{MINOR} (or a later {MAJOR}.x), but jaxlib "
             f"{jaxlib.__version__} has {version[0]}.{version[1]}; "
-            "gpusim.jax is made for jax 0.10.2"
+            f"gpusim.jax is tested with jax {' and '.join(tested('jax'))}"
         )

@@ -106,12 +106,12 @@ def lower_call(
             f"{' and '.join(platforms)}: gpusim's collectives run in XLA:CPU alone. Set "
             "JAX_PLATFORMS=cpu before JAX is imported, or call gpusim.jax.uninstall()"
         )
-    refuse_processes(ctx.module_context.axis_context, f"lax.{collective}")
+    refuse_processes(ctx.module_context.axis_context, groups, f"lax.{collective}")
     kinds = [kind_of(aval) for aval in ctx.avals_in]
     for position, kind in (absent or {}).items():
         kinds.insert(position, kind)
     site = private.site_of(ctx.traceback)
-    names = tuple(axes) if len(axes) > 1 else axes[0]
+    names = axes[0] if len(axes) == 1 else tuple(axes)
     place, sums = CallNumbers.next(ctx.module_context.keepalives, is_sum=reduction is not None)
     terms = Terms(
         collective,

@@ -116,7 +116,7 @@ def shardings_of(program: Any) -> tuple[list[Any], list[Any]]:
     def tiled(sharding: Any) -> Any:
         return sharding.v3_to_v2_sharding()
 
-    ins = [HloSharding.from_proto(each) for each in program.spmd_parameters_shardings]
+    ins = [HloSharding.from_proto(each) for each in program.spmd_parameters_shardings or ()]
     whole = HloSharding.from_proto(program.spmd_output_sharding)
     outs = whole.tuple_elements() or [whole]
     return [tiled(each) for each in ins], [tiled(each) for each in outs]

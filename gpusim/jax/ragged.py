@@ -13,8 +13,8 @@ from jax import lax
 from . import private
 from .lowering import is_partly_manual, kind_of, lower_call, lower_fully_manual
 
-INDICES = 4
-"""Of the arguments of ragged_all_to_all, the last are offsets and sizes."""
+INDICES = "input_offsets", "send_sizes", "output_offsets", "recv_sizes"
+"""The last arguments of ragged_all_to_all, behind operand and output."""
 
 ragged_p = private.ragged_p
 jax_transpose = private.transposes[ragged_p]
@@ -28,11 +28,15 @@ def ragged_all_to_all(*operands: Any, axis_name: Any, axis_index_groups: Any) ->
     gradients would be summed over the devices. Here all operands vary.
     """
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    over = frozenset(names).union(*(jax.typeof(operand).mat.varying for operand in operands))
-    private.check_axis_names(names, "ragged_all_to_all")
-    varying = [private.collective_pvary(tuple(over), operand) for operand in operands]
     groups = private.canonical_groups(axis_index_groups)
-    return ragged_p.bind(*varying, axis_name=names, axis_index_groups=groups)
+    try:
+        private.check_axis_names(names, "ragged_all_to_all")
+        over = frozenset(name for name in names if not isinstance(name, int))
+        over = over.union(*(jax.typeof(operand).mat.varying for operand in operands))
+        operands = tuple(private.collective_pvary(tuple(over), operand) for operand in operands)
+    except (NameError, TypeError):
+        pass  # JAX's own checks follow: they raise this, or what comes before it
+    return ragged_p.bind(*operands, axis_name=names, axis_index_groups=groups)
 
 
 def lower_ragged(ctx: Any, *operands: Any, axis_name: Any, axis_index_groups: Any) -> Any:
@@ -47,7 +51,8 @@ def lower_ragged(ctx: Any, *operands: Any, axis_name: Any, axis_index_groups: An
 def even_groups(ctx: Any, axis_name: Any, axis_index_groups: Any) -> Any:
     """The groups of a call, which must have one size."""
     groups = private.replica_groups(ctx.module_context.axis_context, axis_name, axis_index_groups)
-    if len({len(group) for group in groups}) > 1:
+    size = len(groups[0])
+    if any(len(group) != size for group in groups):
         raise ValueError("Replica groups must be equally sized")
     return groups
 
@@ -121,7 +126,7 @@ def transpose_ragged(
         value if private.is_undefined_primal(given) else None
         for given, value in zip((operand, output), found, strict=True)
     ]
-    return asked + [None] * INDICES
+    return asked + [None] * len(INDICES)
 
 
 def _transpose_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -139,7 +144,7 @@ def _transpose_transpose(
     found = ragged_p.bind(
         operand, output, *indices, axis_name=axis_name, axis_index_groups=axis_index_groups
     )
-    return [found] + [None] * INDICES
+    return [found] + [None] * len(INDICES)
 
 
 private.jvps[transpose_p] = _transpose_jvp
@@ -158,6 +163,7 @@ def batch_ragged(
     if all(axis is None for axis in axes) and axis_data.name not in axis_name:
         return ragged_p.bind(*values, **params), None
     size = _batch_size(axis_data, axis_name)
+    _check_indices(values[2:], axes[2:])
     operand, output = (_front(x, axis, size) for x, axis in zip(values[:2], axes[:2], strict=True))
     indices = _merged_indices(values[2:], axes[2:], size, operand.shape[1], output.shape[1])
     result = ragged_p.bind(_merge(operand), _merge(output), *indices, **params)
@@ -186,6 +192,21 @@ def _batch_size(axis_data: Any, axis_name: Any) -> int:
         )
     size: int = axis_data.size
     return size
+
+
+def _check_indices(indices: Sequence[Any], axes: Sequence[int | None]) -> None:
+    """Refuse one entry's offsets and sizes as JAX does without vmap: here they are promoted."""
+    types = [jax.typeof(x) for x in indices]
+    for name, kind in zip(INDICES, types, strict=True):
+        if not jnp.issubdtype(kind.dtype, jnp.integer):
+            raise ValueError(f"ragged_all_to_all {name} must be integer type.")
+    for name, kind, axis in zip(INDICES, types, axes, strict=True):
+        shape = tuple(size for k, size in enumerate(kind.shape) if k != axis)
+        if len(shape) != 1 or shape[0] < 1:
+            raise ValueError(
+                f"ragged_all_to_all {name} must be rank 1 with positive dimension size, "
+                f"but got shape {shape}"
+            )
 
 
 def _front(x: Any, axis: int | None, size: int) -> Any:

@@ -5,12 +5,14 @@ XLA's threads flush subnormal numbers, so the folds run on a thread of gpusim's.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char, c_uint32
 from functools import partial
@@ -20,12 +22,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.collectives.kernels import copy
+from gpusim.collectives import dispatch
+from gpusim.collectives.kernels import FoldSpec, copy
 from gpusim.collectives.record import COLLECTIVES
+from gpusim.fallback import run_fold
+from gpusim.fallback.members import Members
 from gpusim.maps.records import Caller, called_by
 from gpusim.reduction import Reduction
 
-from .ffi import Buffer, CallFailed, Future
+from .endings import PATIENCE, Endings, Habit
+from .ffi import CallFailed, Entry, Future
 
 #: How many runs of programs are remembered after their last call.
 REMEMBERED_RUNS = 256
@@ -76,7 +82,7 @@ class Terms(NamedTuple):
 
 
 # Made by XLA when it loads a program, on one thread, and then shared by all runs and devices of it.
-# Nothing changes in it, but `_checked`.
+# Nothing changes in it, but `_checked` and the habit.
 class Site:
     """A place in a compiled program where a collective is called; all runs have it in common."""
 
@@ -98,63 +104,100 @@ class Site:
         }
         devices = sum(map(len, terms.groups))
         self._callers = [Caller(group, devices, terms.site, terms.place) for group in terms.groups]
+        self._operands = [None if kind.absent else Memory(kind) for kind in self.terms.operands]
+        self._results = [Memory(kind) for kind in self.terms.results]
+        self._specs = [self._spec(len(group)) for group in terms.groups]
         # Several of XLA's threads may check at a time; all find the same, and write True.
         self._checked = False
+        self.habit = Habit()  # the board's thread's
 
-    def check(self, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+    def check(self, entry: Entry) -> None:
         """Compare the buffers' shapes with the lowered ones, once."""
         if not self._checked:
             expected = [k.shape for k in self.terms.operands if not k.absent]
             expected += [kind.shape for kind in self.terms.results]
-            found = [buffer.shape for buffer in (*arguments, *results)]
+            found = entry.shapes()[1:]  # without the device's number
             if list(map(tuple, expected)) != found:
                 raise CallFailed(f"{self.terms.text}: XLA passes {found}, expected {expected}")
             self._checked = True
+
+    def _spec(self, size: int) -> FoldSpec | None:
+        """The fold that the collective is in a group of this size, where it does nothing else."""
+        terms, fold = self.terms, self.collective.fold
+        if fold is None or self.reduction is None or terms.parameters:
+            return None
+        if terms.operands != terms.results or terms.operands[0].absent:
+            return None
+        return fold(self.reduction, size, self._results[0].dtype)
 
     def compute(self, group: int, execution: int, each: Sequence[Contribution]) -> None:
         """Run the collective on the devices' buffers, which are in the group's order."""
         # In the board's thread, without a lock: XLA keeps the buffers of all devices until their
         # futures are complete, and runs nothing that writes them before.
+        spec = self._specs[group]
+        if spec is not None and dispatch.record_call is None:
+            self._fold(spec, group, execution, each)
+        else:
+            self._run(group, execution, each)
+
+    def _fold(
+        self, spec: FoldSpec, group: int, execution: int, each: Sequence[Contribution]
+    ) -> None:
+        """Fold into the first device's buffer, as `_run` has it done, and copy it to the others."""
+        (memory,) = self._results
+        addresses = [member.arguments[0] for member in each]
+        members = Members([memory.at(address) for address in addresses])
+        members.table = np.array(addresses, np.uint64)
+        first, *others = [memory.at(member.results[0]) for member in each]
+        place = group if self.reduction is not None and self.reduction.draws else 0
+        run_fold(spec, members, call=execution, batch_offset=place, out=first)
+        copy([(target, first) for target in others])
+
+    def _run(self, group: int, execution: int, each: Sequence[Contribution]) -> None:
         terms = self.terms
         options: dict[str, Any] = dict(terms.parameters)
         if self.reduction is not None:
             options.update(reduction=self.reduction, call=execution, places=np.asarray(group))
         # Buffers are numbered without those that are absent.
-        present = iter(range(len(terms.operands)))
+        present = itertools.count()
         operands = []
-        for kind in terms.operands:
-            if kind.absent:
+        for kind, memory in zip(terms.operands, self._operands, strict=True):
+            if memory is None:
                 zero = np.broadcast_to(np.zeros((), np.dtype(kind.dtype)), kind.shape)
                 operands.append([zero] * len(each))
             else:
                 k = next(present)
-                operands.append([array_at(member.arguments[k], kind) for member in each])
+                operands.append([memory.at(member.arguments[k]) for member in each])
         with called_by(self._callers[group]):
             found = self.collective.on(None, *operands, **options)
         pairs = []
-        for k, (kind, (value, mapped)) in enumerate(
-            zip(terms.results, [found] if len(terms.results) == 1 else found, strict=True)
+        for k, (memory, (value, mapped)) in enumerate(
+            zip(self._results, [found] if len(terms.results) == 1 else found, strict=True)
         ):
             for place, member in enumerate(each):
-                target = array_at(member.results[k], kind)
+                target = memory.at(member.results[k])
                 source = value[place] if mapped else value
                 if source.dtype != target.dtype or source.shape != target.shape:
-                    raise AssertionError(f"{source.dtype}{source.shape} for {kind}")
+                    raise AssertionError(f"{source.dtype}{source.shape} for {terms.results[k]}")
                 pairs.append((target, source))
         # Results are XLA's buffers, and a definition may return views of operands: so they are
         # copied, for all devices at once.
         copy(pairs)
 
 
-def array_at(address: int, kind: Kind) -> NDArray[Any]:
-    """The elements at an address, as an array that shares them."""
-    dtype = np.dtype(kind.dtype)
-    size = int(np.prod(kind.shape, dtype=np.int64)) * dtype.itemsize
-    if size == 0:
-        return np.empty(kind.shape, dtype)
-    # Nothing keeps the memory alive but XLA's promise: no array made here may outlive the call.
-    memory: Any = (c_char * size).from_address(address)
-    return np.ndarray(kind.shape, dtype, memory)
+class Memory:
+    """Buffers of XLA's of one kind, as arrays that share them."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.shape, self.dtype = tuple(kind.shape), np.dtype(kind.dtype)
+        self._bytes: Any = c_char * (math.prod(self.shape) * self.dtype.itemsize)
+
+    def at(self, address: int) -> NDArray[Any]:
+        """The elements at an address."""
+        # Nothing keeps the memory alive but XLA's promise: no array made here may outlive the call.
+        # A buffer without elements may have no address.
+        memory = self._bytes.from_address(address) if address else None
+        return np.ndarray(self.shape, self.dtype, memory)
 
 
 # Made on the device's thread of XLA's, read by the board's.
@@ -198,33 +241,6 @@ class Run:
         self.last = time.monotonic()
 
 
-class Threads:
-    """As many daemon threads as there are functions at work at once."""
-
-    def __init__(self) -> None:
-        # No lock: `pop` and `append` of a list are one step each under the interpreter's lock.
-        # Threads are never ended: as many as devices ever were in flight, and they hold little.
-        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
-
-    def run(self, function: Callable[[], None]) -> None:
-        """Run the function on a thread that does nothing else meanwhile."""
-        try:
-            tasks = self._idle.pop()
-        except IndexError:
-            tasks = queue.SimpleQueue()
-            threading.Thread(
-                target=self._work, args=(tasks,), name="gpusim.jax device", daemon=True
-            ).start()
-        tasks.put(function)
-
-    def _work(self, tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            # A task may block in XLA for as long as other devices need. So it has the thread alone,
-            # and the thread is idle again only when the task is over.
-            tasks.get()()
-            self._idle.append(tasks)
-
-
 class Board:
     """All runs in flight. `timeout` is in seconds; `base` is the call number of new runs."""
 
@@ -235,32 +251,25 @@ class Board:
         # with it but the making of a future, which does not wait. `settle` reads copies without it.
         self._runs: OrderedDict[int, Run] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = Threads()
+        self._endings = Endings()
         # From XLA's threads to the board's: complete meetings, each once.
         self._ready: queue.SimpleQueue[tuple[Run, Rendezvous]] = queue.SimpleQueue()
         # A new thread keeps subnormals if the one that starts it does.
         threading.Thread(target=self._work, name="gpusim.jax", daemon=True).start()
 
-    def arrive(
-        self,
-        site: Site,
-        number: int,
-        device: int,
-        arguments: Sequence[Buffer],
-        results: Sequence[Buffer],
-        make_future: Callable[[], Future],
-    ) -> None:
+    def arrive(self, site: Site, entry: Entry) -> None:
         """One device comes to a call; the first argument is its number in the program.
 
         **Raises**: CallFailed where the run has failed already.
         """
         # On one of XLA's threads, which must not wait here: it may be the one that another device
         # needs.
-        site.check(arguments[1:], results)
-        member = c_uint32.from_address(arguments[0].address).value
+        site.check(entry)
+        number, *arguments = entry.arguments
+        member: int = c_uint32.from_address(number).value
         key = id(site), site.group_of[member]
         with self._lock:
-            run = self._run(number)
+            run = self._run(entry.run)
             # The exception leaves through the handler, which returns XLA an error.
             if run.failure is not None:
                 raise CallFailed(run.failure)
@@ -272,15 +281,16 @@ class Board:
                 meeting = run.pending[key] = Rendezvous(site, key[1], execution)
             if member in meeting.arrived:
                 raise CallFailed(
-                    f"{site.terms.text}: device {device} comes again before the others have come"
+                    f"{site.terms.text}: device {entry.device} comes again before the others "
+                    "have come"
                 )
             meeting.arrived[member] = Contribution(
-                device,
-                [buffer.address for buffer in arguments[1:]],
-                [buffer.address for buffer in results],
+                entry.device,
+                arguments,
+                entry.results,
                 # Under the lock, as the last thing that can fail: a device that has come has a
                 # future, which somebody completes.
-                make_future(),
+                entry.future(),
             )
             run.last = time.monotonic()
             complete = len(meeting.arrived) == len(meeting.members)
@@ -321,16 +331,17 @@ class Board:
     def _work(self) -> None:
         # The board's one thread. All collectives of a process are computed here, one after another:
         # folds share their work with helpers.
-        looked = time.monotonic()
+        looked, soon = time.monotonic(), False
         while True:
             try:
-                run, meeting = self._ready.get(timeout=INTERVAL)
+                run, meeting = self._ready.get(timeout=PATIENCE if soon else INTERVAL)
             except queue.Empty:
                 pass
             else:
                 self._complete(run, meeting)
                 # Else the buffers' futures live until the next call comes.
                 del run, meeting
+            soon = self._endings.watch()
             if time.monotonic() - looked > INTERVAL:
                 self._end_stalled()
                 looked = time.monotonic()
@@ -351,10 +362,9 @@ class Board:
         else:
             with self._lock:
                 run.last = time.monotonic()
-            for member in each:
-                # Not here: XLA runs the rest of the device's program in the thread that completes
-                # its future.
-                self._threads.run(member.future.complete)
+            # Not here: XLA runs the rest of a device's program in the thread that completes its
+            # future.
+            self._endings.begin([member.future.complete for member in each], meeting.site.habit)
 
     def _fail(self, run: Run, failure: str, each: Sequence[Contribution] = ()) -> None:
         """End a run: all devices that wait in it, and those that come later."""
@@ -364,9 +374,12 @@ class Board:
             for meeting in run.pending.values():
                 waiting += meeting.arrived.values()
             run.pending.clear()
-        for member in waiting:
-            message = f"gpusim, device {member.device}: {failure}"
-            self._threads.run(partial(member.future.fail, message))
+        self._endings.begin(
+            [
+                partial(member.future.fail, f"gpusim, device {member.device}: {failure}")
+                for member in waiting
+            ]
+        )
 
     def _end_stalled(self) -> None:
         now = time.monotonic()

@@ -1,7 +1,8 @@
 """The reductions of jax.lax on XLA:CPU, as a Reduction says: psum, pmean, psum_scatter, pmax, pmin.
 
 JAX's pmean is a psum and a division. Here it is a primitive of its own, because the mean of
-`gpusim.collectives` divides before the last rounding.
+`gpusim.collectives` divides before the last rounding. With XLA's own Reduction, `xla-cpu`, it is
+lowered as JAX's.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gpusim.reduction import Reduction
 
-from . import private
+from . import private, promotion
 from .lowering import is_partly_manual, lower_call, lower_fully_manual
 
 #: One Reduction for all axes, or by axis name (a tuple of names for sums over several axes).
 Reductions = Reduction | Mapping[Any, Reduction | None] | None
+
+SUMS = ("psum", "psum_scatter")
+"""Collectives whose bits depend on the order; the largest and the smallest do not."""
 
 
 class ReductionWarning(UserWarning):
@@ -50,7 +55,6 @@ Rule = Callable[..., Any]
 
 def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: Reductions) -> Rule:
     """The lowering of psum, pmax or pmin, in one of their forms."""
-    sums = collective == "psum"
     jax_rule = private.lowerings[primitive].rule
 
     def rule(ctx: Any, x: Any, **params: Any) -> Any:
@@ -62,13 +66,48 @@ def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: 
         if reduction is None:
             return jax_rule(ctx, x, **params)
         if is_partly_manual(ctx):
-            return lower_fully_manual(ctx, primitive, [x], params)
+            return _lower_partly_manual(ctx, x, primitive, jax_rule, params)
         groups = private.replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
-        return lower_call(
-            ctx, [x], collective, names, groups, reduction=reduction if sums else None
-        )
+        return _lower_promoted(ctx, x, collective, names, groups, reduction)
 
     return rule
+
+
+def _lower_promoted(
+    ctx: Any,
+    x: Any,
+    collective: str,
+    names: Any,
+    groups: Any,
+    reduction: Reduction,
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    """Emit the call; in the dtype in which XLA reduces, where the Reduction is XLA's own."""
+    options: dict[str, Any] = {
+        "parameters": parameters,
+        "reduction": reduction if collective in SUMS else None,
+    }
+    wider = promotion.promoted(reduction, ctx.avals_in[0].dtype.name)
+    if wider is None:
+        return lower_call(ctx, [x], collective, names, groups, **options)
+    avals = {
+        name: [aval.update(dtype=np.dtype(wider)) for aval in getattr(ctx, name)]
+        for name in ("avals_in", "avals_out")
+    }
+    given = [promotion.widen(x, wider)]
+    found = lower_call(ctx.replace(**avals), given, collective, names, groups, **options)
+    types = [private.type_of_aval(ctx.module_context, aval) for aval in ctx.avals_out]
+    return [promotion.narrow(each, kind) for each, kind in zip(found, types, strict=True)]
+
+
+def _lower_partly_manual(ctx: Any, x: Any, primitive: Any, jax_rule: Rule, params: Any) -> Any:
+    """Lower a reduction in a shard_map over some of the mesh's axes: the partitioner inserts it.
+
+    XLA:CPU ends the process for bfloat16 there. So these operands are whole along the other axes.
+    """
+    if ctx.avals_in[0].dtype == jnp.bfloat16:
+        return lower_fully_manual(ctx, primitive, [x], params)
+    return jax_rule(ctx, x, **params)
 
 
 def _lower_positional(
@@ -102,14 +141,12 @@ def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
         if reduction is None:
             return jax_rule(ctx, x, **params)
         if is_partly_manual(ctx):
-            return lower_fully_manual(ctx, primitive, [x], params)
+            return _lower_partly_manual(ctx, x, primitive, jax_rule, params)
         groups = private.replica_groups(
             ctx.module_context.axis_context, names, params.get("axis_index_groups")
         )
         own = {name: params[name] for name in ("scatter_dimension", "tiled")}
-        return lower_call(
-            ctx, [x], "psum_scatter", names, groups, parameters=own, reduction=reduction
-        )
+        return _lower_promoted(ctx, x, "psum_scatter", names, groups, reduction, own)
 
     return rule
 
@@ -121,7 +158,7 @@ mean_invariant_p = private.Primitive("pmean_invariant")
 
 
 @mean_p.def_effectful_abstract_eval
-def _mean_type(x: Any, *, axes: Any, axis_index_groups: Any, size: int) -> Any:
+def _mean_type(x: Any, *, axes: Any, axis_index_groups: Any, size: int, before: bool) -> Any:
     return private.reduction_type(x, axes=axes, axis_index_groups=axis_index_groups)
 
 
@@ -136,8 +173,9 @@ for _primitive in (mean_p, mean_invariant_p):
     )
 
 
-def _transpose_mean(ct: Any, x: Any, **params: Any) -> Any:
-    return (mean_p.bind(ct, **params),)
+def _transpose_mean(ct: Any, x: Any, *, before: bool, **params: Any) -> Any:
+    # JAX's is the transpose of a sum and a division: it divides before it sums.
+    return (mean_p.bind(ct, before=not before, **params),)
 
 
 def _transpose_mean_invariant(ct: Any, x: Any, *, axes: Any, size: int) -> Any:
@@ -152,6 +190,7 @@ def _batching(primitive: Any, sum_primitive: Any) -> Any:
     def batch(axis_data: Any, values: Any, dims: Any, *, size: int, **params: Any) -> Any:
         if axis_data.name not in params["axes"]:
             return primitive.bind(values[0], size=size, **params), dims[0]
+        params.pop("before", None)
         summed = private.batchers[sum_primitive]
         total, dim = summed(axis_data, values, dims, **params)
         return total / size, dim
@@ -163,10 +202,12 @@ private.batchers[mean_p] = _batching(mean_p, private.psum_p)
 private.batchers[mean_invariant_p] = _batching(mean_invariant_p, private.psum_invariant_p)
 
 
-def _lower_as_sum(primitive: Any, sum_primitive: Any) -> Rule:
+def _lower_as_sum(sum_primitive: Any) -> Rule:
     """The mean as JAX defines it: a sum and a division."""
 
-    def mean(x: Any, *, size: int, **params: Any) -> Any:
+    def mean(x: Any, *, size: int, before: bool = False, **params: Any) -> Any:
+        if before:
+            return sum_primitive.bind(x / size, **params)
         return sum_primitive.bind(x, **params) / size
 
     return private.lower_function(mean, multiple_results=False)
@@ -176,20 +217,21 @@ for _primitive, _sum in (
     (mean_p, private.psum_p),
     (mean_invariant_p, private.psum_invariant_p),
 ):
-    private.register_lowering(_primitive, _lower_as_sum(_primitive, _sum))
+    private.register_lowering(_primitive, _lower_as_sum(_sum))
 
 
 def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
     """The lowering of pmean, in one of its two forms."""
     as_sum = private.lowerings[primitive].rule
 
-    def rule(ctx: Any, x: Any, *, size: int, **params: Any) -> Any:
+    def rule(ctx: Any, x: Any, **params: Any) -> Any:
         axes = params["axes"]
         reduction = reduction_for(reductions, axes)
-        if reduction is None:
-            return as_sum(ctx, x, size=size, **params)
+        # gpusim's divides before the last rounding, and by a division; XLA does neither.
+        if reduction is None or promotion.is_xlas(reduction):
+            return as_sum(ctx, x, **params)
         if is_partly_manual(ctx):
-            return lower_fully_manual(ctx, primitive, [x], {"size": size, **params})
+            return _lower_partly_manual(ctx, x, primitive, as_sum, params)
         groups = private.replica_groups(
             ctx.module_context.axis_context, axes, params.get("axis_index_groups")
         )
@@ -215,7 +257,7 @@ def mean(x: Any, axis_name: Any, axis_index_groups: Any) -> Any:
         if not (traced and named) or reduced == "unreduced":
             return lax.psum(leaf, axis_name, axis_index_groups=axis_index_groups) / size
         if not private.checks_types():
-            return mean_p.bind(leaf, axes=names, axis_index_groups=groups, size=size)
+            return mean_p.bind(leaf, axes=names, axis_index_groups=groups, size=size, before=False)
         if groups is not None:
             raise NotImplementedError("axis_index_groups need shard_map with check_vma=False")
         missing = frozenset(names) - jax.typeof(leaf).mat.varying

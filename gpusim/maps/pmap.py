@@ -16,7 +16,7 @@ from gpusim.fallback.threads import cores
 
 from .. import reduction as reductions
 from .. import trees
-from ..errors import GpusimError, ReplicaError
+from ..errors import GpusimError, ReplicaError, explain
 from ..libraries import call_on_bits, copy_array, first_unlike, on_device
 from .agreement import agree_on_arguments, agree_on_results
 from .arguments import (
@@ -218,6 +218,7 @@ def _raised_by_gpusim(trace: TracebackType | None) -> bool:
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
     """The exception that pmap raises for an exception in a replica."""
+    explain(error)
     who = f"replica {index}" + ("" if axis_name is None else f" of axis {axis_name!r}")
     if isinstance(error, GpusimError) or (
         isinstance(error, (NameError, ValueError, TypeError, IndexError))

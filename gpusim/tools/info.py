@@ -16,7 +16,7 @@ from typing import Any
 
 import gpusim
 from gpusim.fallback import kernels
-from gpusim.optional import available
+from gpusim.optional import available, tested
 from gpusim.runtime import probes
 
 __all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]
@@ -77,6 +77,7 @@ def survey() -> Survey:
             *needed(),
             compiled_part(),
             torch_part(),
+            jax_part(),
             *gpu_parts(cuda_extra, bool(driver.get("devices"))),
             mpi_part(),
             *study_parts(),
@@ -109,6 +110,25 @@ def torch_part() -> Part:
     """PyTorch, which is not imported for it."""
     use, version = "gpusim torchrun, gpusim.torch, PopTorch", version_of("torch")
     return Part("PyTorch", use, version, install=None if version else install("torch"))
+
+
+def jax_part() -> Part:
+    """JAX, which is not imported for it, and whether its version is one of those tested.
+
+    Its devices are not counted: that would start XLA.
+    """
+    use, version = "gpusim jaxrun, gpusim.jax", version_of("jax")
+    if version is None:
+        return Part("JAX", use, None, install=install("jax"))
+    if version_of("jaxlib") is None:
+        return Part("JAX", use, None, f"jax {version} needs jaxlib", install("jax"))
+    plugins = [name for name in JAX_PLUGINS if version_of(name)]
+    known = tested("jax")
+    test = "tested" if version in known else f"tested: {', '.join(known)}"
+    return Part("JAX", use, f"{version} ({', '.join(['cpu', *plugins])}; gpusim.jax {test})")
+
+
+JAX_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu")
 
 
 def gpu_parts(extra: str, found: bool) -> Iterator[Part]:

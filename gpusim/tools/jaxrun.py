@@ -29,6 +29,13 @@ from gpusim.tools.program import NoProgramError
 
 __all__ = ["add"]
 
+REACHED = (
+    "; it reaches lax.psum, pmean, psum_scatter, the transposes of others, and the sums that XLA's "
+    "partitioner inserts, as under jit with NamedSharding; xla-cpu has the bits of XLA's own sums, "
+    "except of subnormal numbers, which XLA takes for zero, and of constants of the program, which "
+    "XLA multiplies by the number of devices"
+)
+
 COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
 
@@ -39,15 +46,16 @@ def add(commands: Any) -> None:
         usage="gpusim jaxrun [OPTIONS] [-m] SCRIPT ...",
         help="run a JAX program on fake CPU devices",
         description="Run a JAX program on fake devices of XLA:CPU, after gpusim.jax.install(): "
-        "lax.ragged_all_to_all works, and lax.psum adds as --reduction says.",
+        "lax.ragged_all_to_all works, and all sums between devices add as --reduction says, those "
+        "that XLA's partitioner inserts too.",
         epilog="The exit code is the program's: that of sys.exit, 1 after an exception; 2 after a "
         "wrong argument or without the program.",
     )
     add_devices(parser, *COUNTS, default=8, what="JAX shows them", shown="%(default)s")
-    add_reduction(parser, default="XLA adds")
+    add_reduction(parser, default="XLA adds", more=REACHED)
     add_record(
         parser,
-        note="; of this command a folder, with --reduction (xla-cpu has XLA's own bits)",
+        note="; of this command a folder, with --reduction (xla-cpu is as XLA adds)",
     )
     add_verbosity(parser)
     add_program(parser, "program")
@@ -80,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     note(
         options,
         f"{options.script} on {options.devices} device{'s' * (options.devices > 1)} of XLA:CPU; "
-        f"sums: {options.reduction or 'as XLA adds'}",
+        f"all sums between devices: {options.reduction or 'as XLA adds'}",
     )
     program.lead_path(script.folder)
     from gpusim.jax import install  # not before: importing jax reads the environment

@@ -8,6 +8,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -258,22 +259,27 @@ def axes_have_their_own_reductions() -> None:
         )  # XLA's is linear
 
 
-def axes_of_the_partitioner_are_replicated() -> None:
+def axes_of_the_partitioner_stay_split() -> None:
     """shard_map over one axis of two, the other being the partitioner's."""
     mesh = jax.make_mesh(
         (2, DEVICES // 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
-    x = values(np.random.default_rng(5), "float32", (2, 6 * DEVICES))
     reduction = Reduction(order="reverse", accumulate="float16")
-    with gpusim.jax.installed(reduction):
-        program = jax.jit(
-            jax.shard_map(
-                lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P(),
-                axis_names={"x"}, check_vma=False,
-            )
-        )  # fmt: skip
-        given = jax.device_put(x, jax.NamedSharding(mesh, P("x", "y")))
-        same(first(program(given)), _fold(x, reduction))
+    for dtype in ("float32", "bfloat16"):
+        x = values(np.random.default_rng(5), dtype, (2, 6 * DEVICES))
+        with gpusim.jax.installed(replace(reduction, accumulate=dtype)):
+            program = jax.jit(
+                jax.shard_map(
+                    lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P(),
+                    axis_names={"x"}, check_vma=False,
+                )
+            )  # fmt: skip
+            given = jax.device_put(x, jax.NamedSharding(mesh, P("x", "y")))
+            found = program(given)
+        same(first(found), _fold(x, replace(reduction, accumulate=dtype)))
+        # XLA:CPU ends the process where JAX's own sum of bfloat16 is split so.
+        split = dtype == "float32" and DEVICES > 2
+        assert found.sharding.spec == (P(None, "y") if split else P()), found.sharding
 
 
 def stochastic_rounding_is_numbered() -> None:

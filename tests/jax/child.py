@@ -1,6 +1,7 @@
 """Checks in a process of their own, as JAX fixes the number of devices when it starts.
 
-`python -m tests.jax.child DEVICES CHECK ...` runs functions of `checks`, and shows what fails.
+`python -m tests.jax.child CHECK ...` runs functions of `checks`, or MODULE:FUNCTION of this folder, and
+shows what fails.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import subprocess
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(devices: int, *checks: str, timeout: float) -> str:
-    """Run checks on so many devices; an AssertionError shows those that fail."""
+def run(devices: int, *checks: str, timeout: float, flags: str = "") -> str:
+    """Run checks on so many devices; an AssertionError shows those that fail.
+
+    `flags` are XLA's.
+    """
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -27,6 +32,8 @@ def run(devices: int, *checks: str, timeout: float) -> str:
         "GPUSIM_CHILD_SECONDS": str(timeout),
     }
     environment.pop("XLA_FLAGS", None)
+    if flags:
+        environment["XLA_FLAGS"] = flags
     command = [sys.executable, "-m", "tests.jax.child", *checks]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout + 30
@@ -38,13 +45,12 @@ def run(devices: int, *checks: str, timeout: float) -> str:
 def main() -> int:
     """Run the checks named on the command line."""
     faulthandler.dump_traceback_later(float(os.environ["GPUSIM_CHILD_SECONDS"]), exit=True)
-    from tests.jax import checks
-
     failed = 0
     for name in sys.argv[1:]:
         begun = time.perf_counter()
+        module, _, function = name.rpartition(":")
         try:
-            getattr(checks, name)()
+            getattr(import_module(f"tests.jax.{module or 'checks'}"), function)()
         except Exception:
             failed += 1
             print(f"{name}: {traceback.format_exc()}", flush=True)

@@ -20,7 +20,7 @@ BITS = (
     "extremes_have_the_bits_of_collectives",
     "typed_sums_and_their_gradients_agree",
     "axes_have_their_own_reductions",
-    "axes_of_the_partitioner_are_replicated",
+    "axes_of_the_partitioner_stay_split",
     "stochastic_rounding_is_numbered",
     "calls_of_one_function_keep_apart",
     "collectives_of_xla_may_follow",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ import jax
 
 from gpusim.jax import private
 from gpusim.jax.processes import refuse_devices
-from gpusim.jax.sums import Reductions, ReductionWarning
+from gpusim.jax.sums import Reductions
 
 from .meshes import meshes_of
-from .rewriting import NotRewritten, chosen_sums, drop_uncalled, list_groups, replace_sums
+from .rewriting import NotRewritten, chosen_sums, drop_uncalled, list_groups, replace_sums, warn
 from .wrapping import wrap
 
 PASS = "spmd-partitioning"
@@ -36,8 +35,8 @@ SUMMING = {
 }  # fmt: skip
 """Operations of any dialect that may become sums between devices."""
 
-SHOWN = 3
-"""Of the sums of a program, so many are named in a warning."""
+STATING = "arg_attrs", "res_attrs", "sharding"
+"""Attributes that state the shardings of arrays."""
 
 Compile = Callable[..., Any]
 """JAX's compile_or_get_cached: (backend, module, devices, options, host callbacks, ...)."""
@@ -63,9 +62,9 @@ def compile_partitioned(
     **Raises**: NotImplementedError for sums between devices of several processes.
     """
 
-    def compiled(chosen: Any) -> Any:
+    def compiled(chosen: Any, how: Any = options) -> Any:
         return jax_compile(
-            backend, chosen, devices, options, callbacks, executable_devices, *rest, **named
+            backend, chosen, devices, how, callbacks, executable_devices, *rest, **named
         )
 
     kept = private.ProgramCache(backend, module, devices, options)
@@ -95,25 +94,42 @@ def compile_partitioned(
                 refuse_devices(devices.flat, each.text, each.groups)
             replace_sums(program, sums)
             rewritten = wrap(module, program, private.shardings_of(found), meshes)
-        return compiled(rewritten)
-    # The program runs in any case, as XLA compiles it.
+        return compiled(rewritten, with_shardy(options))
     except (NotRewritten, private.ir.MLIRError, jax.errors.JaxRuntimeError) as reason:
+        # The program runs in any case, as XLA compiles it. If it does not, XLA says why.
+        executable = compiled(module)
         warn(str(reason), texts)
-        return compiled(module)
+        return executable
+
+
+def with_shardy(options: Any) -> Any:
+    """Options by which XLA reads the shardings of `wrap`, also where JAX has chosen GSPMD."""
+    if options.executable_build_options.use_shardy_partitioner:
+        return options
+    chosen = copy.deepcopy(options)
+    chosen.executable_build_options.use_shardy_partitioner = True
+    return chosen
 
 
 def may_sum(module: Any) -> bool:
-    """Whether a partitioner may insert sums into a program: few programs that only move data do."""
+    """Whether a partitioner may insert sums into a program. It may not where data is only moved."""
 
-    def summing(parent: Any) -> bool:
+    def may(operation: Any) -> bool:
+        dialect, _, name = operation.name.rpartition(".")
+        if name in SUMMING:
+            return True
+        if dialect == "sdy" or name == "func":
+            stated = (operation.attributes[key] for key in STATING if key in operation.attributes)
+            if any("unreduced" in str(each) for each in stated):
+                return True
         return any(
-            each.operation.name.rpartition(".")[2] in SUMMING or summing(each.operation)
-            for region in parent.regions
+            may(each.operation)
+            for region in operation.regions
             for block in region.blocks
             for each in block.operations
         )
 
-    return summing(module.operation) or "unreduced" in str(module)
+    return may(module.operation)
 
 
 def partition(
@@ -157,15 +173,3 @@ def module_proto(message: bytes) -> bytes:
         shift, position = shift + 7, position + 1
         if byte < 0x80:
             return message[position : position + length]
-
-
-def warn(reason: str, sums: Sequence[str]) -> None:
-    """Warn of sums that keep XLA's order."""
-    more = f", and {len(sums) - SHOWN} more" if len(sums) > SHOWN else ""
-    listed = f" ({'; '.join(sums[:SHOWN])}{more})" if sums else ""
-    warnings.warn(
-        f"gpusim.jax: sums that XLA's partitioner inserts keep XLA's order{listed}: "
-        f"{reason.splitlines()[0]}",
-        ReductionWarning,
-        stacklevel=2,
-    )

@@ -6,6 +6,7 @@ A program is a StableHLO module of one device's work, as XLA has it behind its p
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from gpusim.jax import private
 from gpusim.jax.lowering import TARGET, emit, text_of
 from gpusim.jax.promotion import narrow, promoted, widen
 from gpusim.jax.rendezvous import Kind, Terms
-from gpusim.jax.sums import SUMS, Reductions, reduction_for
+from gpusim.jax.sums import SUMS, Reductions, ReductionWarning, reduction_for
 from gpusim.reduction import Reduction
 
 from .meshes import Mesh, Numbering, groups_by_channel
@@ -33,15 +34,15 @@ DTYPES = {
     "bf16": "bfloat16",
     "complex<f32>": "complex64",
     "complex<f64>": "complex128",
-    "f8E3M4": "float8_e3m4",
-    "f8E4M3": "float8_e4m3",
-    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
     "f8E4M3FN": "float8_e4m3fn",
     "f8E4M3FNUZ": "float8_e4m3fnuz",
     "f8E5M2": "float8_e5m2",
     "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""The element types whose sums have an order, and their names in NumPy and ml_dtypes."""
+"""The element types that gpusim adds in an order, and their names in NumPy and ml_dtypes."""
+
+SHOWN = 3
+"""Of the sums of a program, so many are named in a warning."""
 
 COLLECTIVES = {"stablehlo.add": "psum", "stablehlo.maximum": "pmax", "stablehlo.minimum": "pmin"}
 """By the operation of two elements, the collective."""
@@ -185,7 +186,10 @@ def chosen_sums(module: Any, meshes: Sequence[Mesh], reductions: Reductions) -> 
     numberings = [Numbering(mesh) for mesh in meshes]
     found = []
     for operation in operations(module):
-        if operation.name not in REDUCING or not all(map(is_reduced, operation.operands)):
+        if operation.name not in REDUCING:
+            continue
+        types = {*map(element_type, operation.operands)}
+        if any(type_.startswith(("i", "ui")) for type_ in types):  # exact in any order
             continue
         collective = collective_of(operation)
         source, site = origin(operation.location)
@@ -195,19 +199,40 @@ def chosen_sums(module: Any, meshes: Sequence[Mesh], reductions: Reductions) -> 
         names = (numbering.axes_of(groups) for numbering in numberings)
         axes = next((each for each in names if each), None)
         reduction = chosen_for(reductions, axes)
-        if reduction is not None:
-            found.append(Sum(operation, collective, groups, axes, source, site, reduction))
+        if reduction is None:
+            continue
+        made = Sum(operation, collective, groups, axes, source, site, reduction)
+        if types <= {*DTYPES}:
+            found.append(made)
+        else:
+            warn(f"gpusim does not reduce {', '.join(sorted(types))}", [made.text])
     return found
 
 
-def is_reduced(value: Any) -> bool:
-    """Whether a value has elements whose sum has an order."""
-    return str(private.ir.RankedTensorType(value.type).element_type) in DTYPES
+def element_type(value: Any) -> str:
+    """The type of a value's elements, as StableHLO writes it."""
+    return str(private.ir.RankedTensorType(value.type).element_type)
+
+
+def warn(reason: str, sums: Sequence[str]) -> None:
+    """Warn of sums that keep XLA's order."""
+    more = f", and {len(sums) - SHOWN} more" if len(sums) > SHOWN else ""
+    listed = f" ({'; '.join(sums[:SHOWN])}{more})" if sums else ""
+    warnings.warn(
+        f"gpusim.jax: sums that XLA's partitioner inserts keep XLA's order{listed}: "
+        f"{reason.splitlines()[0]}",
+        ReductionWarning,
+        stacklevel=2,
+    )
 
 
 def collective_of(operation: Any) -> str | None:
     """The collective that a reduction is; None for others, such as that of argmax."""
-    body = [each.operation for each in operation.regions[0].blocks[0].operations]
+    body = [
+        each.operation
+        for each in operation.regions[0].blocks[0].operations
+        if each.operation.name != "mhlo.copy"  # XLA's, in a reducer to which JAX gives a sharding
+    ]
     if len(body) != 2:
         return None
     if operation.name == "stablehlo.reduce_scatter":
@@ -318,4 +343,4 @@ def call_in(operation: Any) -> dict[str, Any] | None:
 def kind_of(value: Any) -> Kind:
     """The dtype and shape of a value of a module."""
     given = private.ir.RankedTensorType(value.type)
-    return Kind(DTYPES[str(given.element_type)], tuple(given.shape))
+    return Kind(DTYPES[element_type(value)], tuple(given.shape))

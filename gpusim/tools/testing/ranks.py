@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gpusim
-from gpusim.errors import GpusimError, ReplicaError
+from gpusim.errors import GpusimError, ReplicaError, explain
 from gpusim.maps.ending import ReplicaEnded
 from gpusim.reduction import Reduction
 from gpusim.tools.outputs import RankOutputs, TaggedStream
@@ -225,6 +225,7 @@ class MarkedTest:
         except ENDS:
             raise
         except BaseException as error:
+            explain(error)
             self.failed[rank] = Failure(error, error.__traceback__)
             if self.mark.schedule == "free":  # ranks may poll for ever for what does not come
                 raise

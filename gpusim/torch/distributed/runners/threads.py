@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from gpusim.fallback.threads import cores
 
-from ....errors import GpusimError, ReplicaError
+from ....errors import GpusimError, ReplicaError, explain
 from ....maps.axis_environment import AxisEntry
 from ....maps.call_site import call_site
 from ....maps.clock import Clock, Work
@@ -312,6 +312,9 @@ class Launch:
                     stack.enter_context(self.check.of_rank(rank))
                 with ends_forks():
                     return self.run(rank)
+        except NameError as error:
+            explain(error)
+            raise
         except SystemExit as ended:
             if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
                 return None
