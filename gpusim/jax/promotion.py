@@ -1,11 +1,12 @@
 """The conversions around a sum that is to have the bits of XLA:CPU's own.
 
-XLA:CPU reduces bfloat16 in float32: its compiler converts the operand before the collective, and
-the result behind it. Where the operand is computed in the same program, its simplifier then drops
-the operand's rounding, and the result's where the program goes on in float32. A custom call stops
-the simplifier, so the twin `xla-cpu` has the same conversions around gpusim's call in float32.
+XLA:CPU adds bfloat16 in float32: its compiler converts the operand before the collective, and the
+result behind it. Where the operand is computed in the same program, in float32 too, its simplifier
+then drops the operand's rounding to bfloat16. A custom call stops the simplifier, so the twin
+`xla-cpu` has the same conversions around gpusim's call in float32.
 
-The 8-bit formats are reduced in float16, but their roundings stay.
+The 8-bit formats are added in float16, but their roundings stay. The largest and the smallest are
+the same with and without a rounding of the operands.
 """
 
 from __future__ import annotations

@@ -32,10 +32,14 @@ class ReductionWarning(UserWarning):
     """A sum that the chosen Reduction does not reach."""
 
 
+class AxesDiffer(ValueError):
+    """A sum over several axes, for which different Reductions are given."""
+
+
 def reduction_for(reductions: Reductions, axes: Sequence[Any]) -> Reduction | None:
     """The Reduction for a call over these axes; None leaves it to XLA.
 
-    **Raises**: ValueError where the axes of one call have different Reductions.
+    **Raises**: AxesDiffer where the axes of one call have different Reductions.
     """
     if reductions is None or isinstance(reductions, Reduction):
         return reductions
@@ -43,7 +47,7 @@ def reduction_for(reductions: Reductions, axes: Sequence[Any]) -> Reduction | No
         return reductions[tuple(axes)]
     chosen = [reductions.get(axis) for axis in axes]
     if any(other != chosen[0] for other in chosen[1:]):
-        raise ValueError(
+        raise AxesDiffer(
             f"gpusim.jax: one sum over the axes {tuple(axes)!r}, which have different reductions: "
             f"give install an entry for the tuple {tuple(axes)!r}"
         )
@@ -68,12 +72,14 @@ def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: 
         if is_partly_manual(ctx):
             return _lower_partly_manual(ctx, x, primitive, jax_rule, params)
         groups = private.replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
-        return _lower_promoted(ctx, x, collective, names, groups, reduction)
+        if collective in SUMS:
+            return _lower_sum(ctx, x, collective, names, groups, reduction)
+        return lower_call(ctx, [x], collective, names, groups)
 
     return rule
 
 
-def _lower_promoted(
+def _lower_sum(
     ctx: Any,
     x: Any,
     collective: str,
@@ -82,11 +88,8 @@ def _lower_promoted(
     reduction: Reduction,
     parameters: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Emit the call; in the dtype in which XLA reduces, where the Reduction is XLA's own."""
-    options: dict[str, Any] = {
-        "parameters": parameters,
-        "reduction": reduction if collective in SUMS else None,
-    }
+    """Emit the call; in the dtype in which XLA adds, where the Reduction is XLA's own."""
+    options = {"parameters": parameters, "reduction": reduction}
     wider = promotion.promoted(reduction, ctx.avals_in[0].dtype.name)
     if wider is None:
         return lower_call(ctx, [x], collective, names, groups, **options)
@@ -146,7 +149,7 @@ def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
             ctx.module_context.axis_context, names, params.get("axis_index_groups")
         )
         own = {name: params[name] for name in ("scatter_dimension", "tiled")}
-        return _lower_promoted(ctx, x, "psum_scatter", names, groups, reduction, own)
+        return _lower_sum(ctx, x, "psum_scatter", names, groups, reduction, own)
 
     return rule
 

@@ -1,7 +1,7 @@
 """Checks in a process of their own, as JAX fixes the number of devices when it starts.
 
-`python -m tests.jax.child CHECK ...` runs functions of `checks`, or MODULE:FUNCTION of this folder, and
-shows what fails.
+`python -m tests.jax.child CHECK ...` runs functions of `checks`, or of another module of this
+folder as MODULE:FUNCTION, and shows what fails.
 """
 
 from __future__ import annotations

@@ -33,12 +33,16 @@ KEEPS_ROUNDINGS = "--xla_allow_excess_precision=false" in os.environ.get("XLA_FL
 Function = Callable[..., Any]
 
 
-def both(function: Function, *arguments: Any, reduction: Any = XLAS, check: bool = False) -> Any:
-    """The results of plain JAX, and those with the Reduction."""
-    plain = jax.tree.map(np.asarray, mapped(function, check=check)(*arguments))
+def chosen(function: Function, *arguments: Any, reduction: Any = XLAS, check: bool = False) -> Any:
+    """The results with a Reduction, or without one plain JAX's."""
     with gpusim.jax.installed(reduction):
-        chosen = jax.tree.map(np.asarray, mapped(function, check=check)(*arguments))
-    return plain, chosen
+        return jax.tree.map(np.asarray, mapped(function, check=check)(*arguments))
+
+
+def both(function: Function, *arguments: Any, check: bool = False) -> Any:
+    """The results of plain JAX, and those with XLA's Reduction."""
+    plain = jax.tree.map(np.asarray, mapped(function, check=check)(*arguments))
+    return plain, chosen(function, *arguments, check=check)
 
 
 def drawn(dtype: str, *shape: int) -> Any:
@@ -67,23 +71,27 @@ COMPUTED: dict[str, Function] = {
     "a square": lambda x: psum(x * x),
     "scattered": lambda x: scattered(x * x),
     "a mean": lambda x: lax.pmean(jnp.exp(x), "i"),
-    "the largest": lambda x: lax.pmax(x * x, "i") * x,
-    "what follows": lambda x: psum(x) * x + x,
-    "what follows a mean": lambda x: jnp.tanh(lax.pmean(x, "i") * 1.5),
     "in a loop": lambda x: lax.scan(lambda c, _: (psum(c * x) / 8, c), x, None, length=3),
     "several": lambda x: psum({"x": x * x, "y": jnp.sin(x)}),
     "a gradient": lambda x: jax.grad(loss)(x),
 }
+ROUNDED_ANYWAY: dict[str, Function] = {
+    "the largest": lambda x: lax.pmax(x * x, "i") * x,
+    "the smallest": lambda x: jnp.tanh(lax.pmin(jnp.sin(x), "i")),
+    "an argument": psum,
+    "what follows": lambda x: psum(x) * x + x,
+    "what follows scattered": lambda x: jnp.tanh(scattered(x) * 0.4),
+}
 
 
 def operands_of_xlas_sums_are_not_rounded() -> None:
-    """XLA drops roundings before and behind its sums of bfloat16, and so does xla-cpu."""
+    """XLA drops the rounding of an operand that is computed in bfloat16, and so does xla-cpu."""
     x = drawn("bfloat16", 2 * DEVICES, 2 * DEVICES)
     differing = set()
-    for name, function in COMPUTED.items():
+    for name, function in (COMPUTED | ROUNDED_ANYWAY).items():
         plain, found = both(function, x)
         jax.tree.map(same, found, plain)
-        plain, rounded = both(function, x, reduction=ROUNDED)
+        rounded = chosen(function, x, reduction=ROUNDED)
         if not all(map(np.array_equal, jax.tree.leaves(plain), jax.tree.leaves(rounded))):
             differing.add(name)
     assert differing == (set() if KEEPS_ROUNDINGS else {*COMPUTED}), differing
@@ -103,21 +111,22 @@ def arguments_are_summed_as_collectives_do() -> None:
 
 def means_divide_as_xla_does() -> None:
     """JAX's pmean is a sum and a quotient: XLA multiplies, and the transpose divides first."""
-    for dtype in ("float32", "float16", "bfloat16", "float64", "complex64"):
-        x, weights = (drawn(dtype, 50) + k for k in range(2))
-        for check in (False, True):
-            plain, found = both(lambda x: lax.pmean(x, "i"), x, check=check)
-            same(found, plain)
+    dtypes = ("float32", "float16", "bfloat16", "float64", "complex64")
+    x, weights = ([drawn(dtype, 50) + k for dtype in dtypes] for k in range(2))
 
-            def back(x: Any, weights: Any) -> Any:
-                _, transpose = jax.vjp(lambda x: lax.pmean(x, "i"), x)
-                return transpose(weights)
+    def mean(x: Any) -> Any:
+        return lax.pmean(x, "i")
 
-            if not check:
-                plain, found = both(back, x, weights)
-                same(found, plain)
-                left = both(back, x, weights, reduction={"another": "ring"})
-                same(left[1], plain)
+    def back(x: Any, weights: Any) -> Any:
+        return jax.vjp(mean, x)[1](weights)
+
+    for check in (False, True):
+        plain, found = both(mean, x, check=check)
+        jax.tree.map(same, found, plain)
+    plain, found = both(back, x, weights)
+    jax.tree.map(same, found, plain)
+    left = chosen(back, x, weights, reduction={"another": "ring"})
+    jax.tree.map(same, left, plain)
 
 
 LOCAL: dict[str, Function] = {
@@ -176,7 +185,7 @@ def xlas_sums_have_its_bits() -> None:
     """Of random programs, forward and backward."""
     rng = np.random.default_rng([SEED, DEVICES])
     shape = (2 * DEVICES, 2 * DEVICES)
-    for dtype, share in (("bfloat16", 60), ("float32", 20), ("float16", 20), ("float8_e5m2", 20)):
+    for dtype, share in (("bfloat16", 60), ("float32", 10), ("float16", 10), ("float8_e5m2", 10)):
         x, weights = drawn(dtype, *shape), rng.normal(size=(DEVICES, *shape)).astype("f4")
         for _ in range(budget(share)):
             names, function = drawn_program(rng)
@@ -199,26 +208,25 @@ def xlas_sums_have_its_bits() -> None:
 
 def sums_of_constants_are_multiplied_by_xla() -> None:
     """The documented exception: in XLA's program is no sum to have the bits of."""
-    constants = np.linspace(0.1, 7, 100, dtype=np.float32)
-    programs = []
     x = drawn("float32", 2)
+    programs = []
     for reduction in (None, XLAS):
         with gpusim.jax.installed(reduction):
-            compiled = mapped(lambda x: x[0] + psum(jnp.array(constants))).lower(x).compile()
+            compiled = mapped(lambda x: x + psum(jnp.full_like(x, 0.1))).lower(x).compile()
             programs.append(compiled.as_text())
-    assert re.search("all-reduce|gpusim", programs[0]) is None
+    assert re.search(r"all-reduce\(|gpusim", programs[0]) is None, programs[0]
     assert "gpusim_collective" in programs[1], "mend docs/jax.md and gpusim jaxrun --help"
 
 
 def recorded(folder: Path, reduction: Any) -> Run:
     x = drawn("bfloat16", 40)
     with gpusim.jax.installed(reduction), gpusim.record(folder):
-        mapped(lambda x: lax.pmean(jnp.tanh(x), "i") + psum(x * x))(x)  # recorded
+        mapped(lambda x: lax.pmean(jnp.tanh(x), "i") + lax.psum(x * x, "i"))(x)  # recorded
     return read(folder)
 
 
 def records_of_xlas_sums_are_in_float32() -> None:
-    """As XLA adds; those of other Reductions are in the program's dtype. Lines are the program's."""
+    """As XLA adds; with other Reductions in the program's dtype. Lines are the program's."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (k for k, text in enumerate(lines, 1) if text.endswith("  # recorded"))
     site = f"{__file__}:{number}"
@@ -230,7 +238,8 @@ def records_of_xlas_sums_are_in_float32() -> None:
         )
         for run, dtype in ((one, "float32"), (ring, "bfloat16")):
             assert [event.first.kinds for event in run.events] == [((dtype, (40,)),)] * 2
-            assert {event.first.site for event in run.events} == {site}
+            sites = {event.first.site for event in run.events}
+            assert sites == {site}, sites
         assert compare(one, again).verdict is None, sentences(compare(one, again))
         verdict = compare(one, ring).verdict
         assert verdict is not None
@@ -262,28 +271,24 @@ def other_platforms_are_refused() -> None:
     """By each collective with a Reduction; without one they have JAX's own program."""
     x = drawn("float32", DEVICES)
 
-    def lowered(function: Function, *platforms: str) -> str:
-        return str(mapped(function).trace(x).lower(lowering_platforms=platforms).as_text())
+    def lowered(function: Function, platform: str) -> str:
+        return str(mapped(function).trace(x).lower(lowering_platforms=(platform,)).as_text())
 
     for name, function in REDUCING.items():
         for reduction in (XLAS, Reduction(order="ring")):
-            for platforms in [(other,) for other in OTHERS] + [("cpu", "cuda")]:
-                plain = lowered(function, *platforms)
-                if len(platforms) == 1:
-                    with gpusim.jax.installed({"another": reduction}):
-                        assert "gpusim" not in lowered(function, *platforms)
+            for platform in OTHERS:
+                plain = lowered(function, platform)
+                with gpusim.jax.installed({"another": reduction}):
+                    assert "gpusim" not in lowered(function, platform)
                 with gpusim.jax.installed(reduction):
                     try:
-                        lowered(function, *platforms)
+                        lowered(function, platform)
                     except NotImplementedError as error:
-                        assert re.search(
-                            rf"lax\.p\w+ has a Reduction.* for {' and '.join(platforms)}: .*"
-                            "JAX_PLATFORMS=cpu",
-                            str(error),
-                        ), error
+                        said = rf"lax\.p\w+ has a Reduction.* for {platform}: .*JAX_PLATFORMS=cpu"
+                        assert re.search(said, str(error)), error
                     else:
-                        raise AssertionError((name, platforms))
-                assert lowered(function, *platforms) == plain
+                        raise AssertionError((name, platform))
+                assert lowered(function, platform) == plain
     with gpusim.jax.installed(XLAS):
         for platform, rules in private.platform_lowerings.items():
             for primitive in sums.rules(XLAS):
@@ -408,7 +413,9 @@ def errors_of_ragged_all_to_all_are_jaxs() -> None:
 
 def indices_are_checked_under_vmap() -> None:
     """JAX's own rule ends in an AssertionError there, and for bool in one of iota."""
-    wrong = {name: each for name, each in wrong_arguments().items() if name.split(":")[0] in NAMES}
+    wrong = {
+        name: each for name, each in wrong_arguments().items() if name.split(":")[0] in NAMES[2:]
+    }
     with gpusim.jax.installed():
         for name, each in wrong.items():
             argument, _, kind = name.partition(": ")

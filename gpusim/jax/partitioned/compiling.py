@@ -17,10 +17,10 @@ import jax
 
 from gpusim.jax import private
 from gpusim.jax.processes import refuse_devices
-from gpusim.jax.sums import Reductions
+from gpusim.jax.sums import AxesDiffer, Reductions
 
 from .meshes import meshes_of
-from .rewriting import NotRewritten, chosen_sums, drop_uncalled, list_groups, replace_sums, warn
+from .rewriting import chosen_sums, drop_uncalled, list_groups, replace_sums, warn
 from .wrapping import wrap
 
 PASS = "spmd-partitioning"
@@ -80,26 +80,40 @@ def compile_partitioned(
         return compiled(module)
     texts: list[str] = []
     try:
-        with module.context, private.ir.Location.unknown(module.context):
-            program = private.ir.Module.parse(private.stablehlo_of(partitioned), module.context)
-            drop_uncalled(program)
-            found = private.program_of(partitioned)
-            list_groups(program, found.to_string())
-            meshes = meshes_of(module, devices.size)
-            sums = chosen_sums(program, meshes, reductions)
-            if not sums:
-                return compiled(module)
-            texts = [each.text for each in sums]
-            for each in sums:
-                refuse_devices(devices.flat, each.text, each.groups)
-            replace_sums(program, sums)
-            rewritten = wrap(module, program, private.shardings_of(found), meshes)
-        return compiled(rewritten, with_shardy(options))
-    except (NotRewritten, private.ir.MLIRError, jax.errors.JaxRuntimeError) as reason:
-        # The program runs in any case, as XLA compiles it. If it does not, XLA says why.
+        rewritten = rewrite(module, partitioned, devices, reductions, texts)
+        return compiled(module) if rewritten is None else compiled(rewritten, with_shardy(options))
+    except (NotImplementedError, AxesDiffer):
+        raise
+    # Of any kind: XLA's programs are of more kinds than are known here, and this one runs in any
+    # case, as XLA compiles it. If it does not, XLA says why.
+    except Exception as reason:
         executable = compiled(module)
         warn(str(reason), texts)
         return executable
+
+
+def rewrite(
+    module: Any, partitioned: bytes, devices: Any, reductions: Reductions, texts: list[str]
+) -> Any:
+    """The module to compile in place of one; None if it has no sums that are not left to XLA.
+
+    **Arguments**: `partitioned` is the HloModuleProto behind the partitioner; `texts` takes the
+    sums that are found, in words.
+    """
+    with module.context, private.ir.Location.unknown(module.context):
+        program = private.ir.Module.parse(private.stablehlo_of(partitioned), module.context)
+        drop_uncalled(program)
+        found = private.program_of(partitioned)
+        list_groups(program, found.to_string())
+        meshes = meshes_of(module, devices.size)
+        sums = chosen_sums(program, meshes, reductions)
+        if not sums:
+            return None
+        texts += [each.text for each in sums]
+        for each in sums:
+            refuse_devices(devices.flat, each.text, each.groups)
+        replace_sums(program, sums)
+        return wrap(module, program, private.shardings_of(found), meshes)
 
 
 def with_shardy(options: Any) -> Any:

@@ -180,7 +180,7 @@ def chosen_sums(module: Any, meshes: Sequence[Mesh], reductions: Reductions) -> 
     **Arguments**: `module`, whose groups are lists; `meshes` of the program before it was
     partitioned.
 
-    **Raises**: NotRewritten where axes are chosen by name, and a sum has none; ValueError where its
+    **Raises**: NotRewritten where axes are chosen by name, and a sum has none; AxesDiffer where its
     axes have different Reductions.
     """
     numberings = [Numbering(mesh) for mesh in meshes]

@@ -76,13 +76,27 @@ def extremes_of_each_float() -> Any:
 
 
 @program
-def extremes_of_nan_and_zeros() -> Any:
-    over = mesh(8, "x")
+def extremes_of_infinities_and_zeros() -> Any:
     x = values((16, 6))
-    x[3, 1], x[9, 2], x[10, 2] = np.nan, np.inf, -np.inf
-    x[:, 4], x[:, 5] = 0.0, np.nan
-    f = jax.jit(lambda x: (x.max(0), x.min(0), x.sum(0), jnp.nanmax(x, 0), jnp.nansum(x, 0)))
-    return f(put(x, over, "x"))
+    x[9, 2], x[10, 3] = np.inf, -np.inf
+    x[:, 4], x[:, 5] = 0.0, -0.0
+    f = jax.jit(lambda x: (x.max(0), x.min(0), x.sum(0), x.max(), jnp.isinf(x).sum()))
+    return f(put(x, mesh(8, "x"), "x"))
+
+
+@program
+def sums_of_nan() -> Any:
+    x = values((16, 6))
+    x[3, 1], x[9, 2], x[10, 2], x[:, 5] = np.nan, np.inf, -np.inf, np.nan
+    f = jax.jit(lambda x: (x.sum(0), jnp.nanmax(x, 0), jnp.nansum(x, 0), jnp.isnan(x).any(0)))
+    return f(put(x, mesh(8, "x"), "x"))
+
+
+@program
+def extremes_of_nan() -> Any:
+    x = values((16, 2))
+    x[3, 1] = np.nan
+    return jax.jit(lambda x: (x.max(0), x.min(0)))(put(x, mesh(8, "x"), "x"))
 
 
 @program

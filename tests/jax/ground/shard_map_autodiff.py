@@ -176,7 +176,7 @@ def gradients_in_loops_with_sums() -> Any:
         return x * sums.mean()
 
     loss = lambda x: (f(x).sum(0) ** 2).mean()  # noqa: E731
-    steps = lambda x: lax.fori_loop(0, 2, lambda _, x: x - 0.1 * jax.grad(loss)(x), x)  # noqa: E731
+    steps = lambda x: lax.fori_loop(0, 2, lambda _, x: x - jax.grad(loss)(x) / 64, x)  # noqa: E731
     return gradients(f, of_rows(8, 3)), jax.jit(steps)(of_rows(8, 3))
 
 

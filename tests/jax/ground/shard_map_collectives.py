@@ -17,7 +17,7 @@ CUBE = ((2, 2, 2), ("x", "y", "z"))
 
 def both(f: Any, x: Any) -> Any:
     """The results of a shard_map in jit, with sums of its argument and its results beside it."""
-    return jax.jit(lambda x: (f(x), jax.tree.map(jnp.sum, f(x - x.mean(0)))))(x)
+    return jax.jit(lambda x: (f(x), jax.tree.map(jnp.sum, f(jnp.abs(x) - x.mean(0)))))(x)
 
 
 @program

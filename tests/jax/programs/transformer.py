@@ -65,9 +65,7 @@ def batches(count: int) -> Any:
     return np.random.default_rng(1).integers(0, WORDS, (count, BATCH, LENGTH + 1)).astype(np.int32)
 
 
-def network(
-    use: Callable[[str], Any], tokens: Any, whole: Callable[[Any], Any], count: int
-) -> Any:
+def network(use: Callable[[str], Any], tokens: Any, whole: Callable[[Any], Any], count: int) -> Any:
     """The negative log-likelihoods of the next tokens, (batch, length).
 
     **Arguments**: `use` gives a parameter where it is used; `whole` sums over the parts of the
@@ -96,7 +94,9 @@ def normalized(x: Any) -> Any:
 
 
 def implicit_loss(p: Parameters, tokens: Any) -> Any:
-    return network(lambda name: p[stored(name)], tokens, lambda x: x, HEADS).sum() / (BATCH * LENGTH)
+    return network(lambda name: p[stored(name)], tokens, lambda x: x, HEADS).sum() / (
+        BATCH * LENGTH
+    )
 
 
 def explicit_loss(mesh: Mesh, transposed: Container[str] = ()) -> Callable[..., Any]:
@@ -108,12 +108,12 @@ def explicit_loss(mesh: Mesh, transposed: Container[str] = ()) -> Callable[..., 
     def local(p: Parameters, tokens: Any) -> Any:
         def use(name: str) -> Any:
             value = p[stored(name)]
-            # It varies from here on: so this is the array whose gradient is summed.
-            return lax.pcast(value.T, "data", to="varying").T if name in transposed else value
+            # What is cast to vary is the array whose gradient is summed.
+            if name in transposed:
+                return lax.pcast(value.T, "data", to="varying").T
+            return lax.pcast(value, "data", to="varying")
 
-        found = network(
-            use, tokens, lambda x: lax.psum(x, "model"), HEADS // mesh.shape["model"]
-        )
+        found = network(use, tokens, lambda x: lax.psum(x, "model"), HEADS // mesh.shape["model"])
         return lax.psum(found.sum(), "data") / (BATCH * LENGTH)
 
     return jax.shard_map(local, mesh=mesh, in_specs=(SPECS, P("data", None)), out_specs=P())
@@ -134,9 +134,8 @@ class Trainer:
     def __init__(self, mesh: Mesh, dtype: Any, loss: Callable[..., Any] = implicit_loss) -> None:
         self.shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
         self.tokens = NamedSharding(mesh, P("data", None))
-        self.parameters = jax.device_put(parameters(dtype), self.shardings)
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        self.means, self.squares = (jax.device_put(zeros, self.shardings) for _ in range(2))
+        self.dtype = dtype
+        self.begin()
         self.gradients = jax.jit(jax.value_and_grad(loss), out_shardings=(None, self.shardings))
 
         @partial(
@@ -155,6 +154,12 @@ class Trainer:
             return value, *({name: leaf[k] for name, leaf in updated.items()} for k in range(3))
 
         self.step = step
+
+    def begin(self) -> None:
+        """Go back to the first parameters."""
+        self.parameters = jax.device_put(parameters(self.dtype), self.shardings)
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        self.means, self.squares = (jax.device_put(zeros, self.shardings) for _ in range(2))
 
     def train(self, steps: int) -> tuple[list[Any], str]:
         """The losses, and a digest of them and of all that the training has made."""
