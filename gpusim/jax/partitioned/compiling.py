@@ -67,9 +67,9 @@ def compile_partitioned(
             backend, chosen, devices, how, callbacks, executable_devices, *rest, **named
         )
 
-    kept = private.ProgramCache(backend, module, devices, options)
     if not may_sum(module):
         return compiled(module)
+    kept = private.ProgramCache(backend, module, devices, options)
     partitioned = kept.get()
     if partitioned is None:
         partitioned = partition(backend, module, executable_devices, options, callbacks)
