@@ -69,11 +69,17 @@ class Endings:
         # Idle threads, by the queues that they listen to. No lock: `pop` and `append` of a list are
         # one step each. Threads are never ended: as many as devices ever were in flight.
         self._idle: list[queue.SimpleQueue[Batch]] = []
+        # One entry for each function that is not over.
+        self._open: deque[None] = deque()
         # The board's thread's: batches with few threads, and the habits that learn from them.
         self._watched: list[tuple[Batch, Habit]] = []
 
     def begin(self, functions: Sequence[Function], habit: Habit | None = None) -> None:
-        """Run the functions on threads that do nothing else meanwhile. None: one for each."""
+        """Run the functions on threads that do nothing else meanwhile.
+
+        None: each has a thread, without a habit.
+        """
+        self._open.extend([None] * len(functions))
         if habit is None or habit.is_cautious():
             batch = Batch(functions, len(functions))
             for _ in functions:
@@ -103,6 +109,10 @@ class Endings:
                     self._help(batch)
         self._watched = kept
         return bool(kept)
+
+    def is_busy(self) -> bool:
+        """Whether a function is not over."""
+        return bool(self._open)
 
     def _help(self, batch: Batch) -> None:
         """Give the batch one more thread."""
@@ -136,4 +146,7 @@ class Endings:
                 return
             if waiting and batch.started < batch.most:
                 self._help(batch)
-            function()
+            try:
+                function()
+            finally:
+                self._open.pop()

@@ -250,6 +250,7 @@ class Board:
         # Lock: `_lock`, which is held for steps on dictionaries alone. No call of XLA's is made
         # with it but the making of a future, which does not wait. `settle` reads copies without it.
         self._runs: OrderedDict[int, Run] = OrderedDict()
+        self._met = 0  # complete meetings that are not computed yet
         self._lock = threading.Lock()
         self._endings = Endings()
         # From XLA's threads to the board's: complete meetings, each once.
@@ -296,6 +297,7 @@ class Board:
             complete = len(meeting.arrived) == len(meeting.members)
             if complete:
                 del run.pending[key]
+                self._met += 1
         # Outside of the lock. In the dictionary the meeting is not any more, so that the next
         # execution of the site makes a new one while this one is computed.
         if complete:
@@ -307,12 +309,19 @@ class Board:
         for array in jax.live_arrays():
             with suppress(Exception):
                 array.block_until_ready()
-        while any(run.pending for run in [*self._runs.values()]) or not self._is_quiet():
+        # A program whose results were dropped may have been started, and no device have come yet.
+        began = time.monotonic()
+        while self._is_busy() or time.monotonic() - max(self._last(), began) <= INTERVAL:
             time.sleep(INTERVAL / 5)
 
-    def _is_quiet(self) -> bool:
-        last = max((run.last for run in [*self._runs.values()]), default=0.0)
-        return time.monotonic() - last > INTERVAL
+    def _is_busy(self) -> bool:
+        """Whether a meeting lacks a device, is computed, or ends on a thread."""
+        pending = any(run.pending for run in [*self._runs.values()])
+        return pending or self._met > 0 or self._endings.is_busy()
+
+    def _last(self) -> float:
+        """When the last device came, or the last meeting was computed."""
+        return max((run.last for run in [*self._runs.values()]), default=0.0)
 
     def _run(self, number: int) -> Run:
         run = self._runs.get(number)
@@ -339,6 +348,8 @@ class Board:
                 pass
             else:
                 self._complete(run, meeting)
+                with self._lock:
+                    self._met -= 1
                 # Else the buffers' futures live until the next call comes.
                 del run, meeting
             soon = self._endings.watch()

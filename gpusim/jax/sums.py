@@ -89,7 +89,7 @@ def _lower_sum(
     parameters: Mapping[str, Any] | None = None,
 ) -> Any:
     """Emit the call; in the dtype in which XLA adds, where the Reduction is XLA's own."""
-    options = {"parameters": parameters, "reduction": reduction}
+    options: dict[str, Any] = {"parameters": parameters, "reduction": reduction}
     wider = promotion.promoted(reduction, ctx.avals_in[0].dtype.name)
     if wider is None:
         return lower_call(ctx, [x], collective, names, groups, **options)

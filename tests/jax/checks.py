@@ -143,6 +143,8 @@ def sums_have_the_bits_of_collectives() -> None:
             (collectives.psum_scatter, {"groups": groups, "tiled": True}),
         )
         for (collective, options), found in zip(plans, results, strict=True):
+            if collective is collectives.pmean and reduction == Reduction.like("xla-cpu"):
+                continue  # XLA's own quotient: tests/jax/faults.py
             for dtype in sorted(found):
                 expected = collective(x[dtype], reduction=reduction, call=number, **options)
                 same(found[dtype], everywhere(expected))
@@ -538,12 +540,6 @@ def an_output_that_all_devices_share_has_a_right_gradient() -> None:
             call = mapped(exchange, check=check)
             gradient = jax.jit(jax.grad(lambda x: (call(x, along, along.T, ones) ** 2).sum() / 2))  # noqa: B023
             same(gradient(rows), rows)
-        try:
-            lax.ragged_all_to_all(rows[0], rows[0], *[along[0]] * 4, axis_name="no")
-        except NameError as error:
-            assert "unbound axis name: no" in str(error)
-        else:
-            raise AssertionError("no axis")
 
 
 # ---------------------------------------------------------------- errors, ends, and the way back

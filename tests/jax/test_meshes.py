@@ -14,9 +14,9 @@ from gpusim.jax.partitioned.meshes import (
     Numbering,
     SubAxis,
     groups_along,
-    groups_by_channel,
     merged,
     mesh_and_parts,
+    stated_groups,
 )
 from gpusim.jax.private import HloSharding
 
@@ -110,11 +110,22 @@ device_ids=([2,4]T(1,0)) {'i'}, use_global_device_ids=true, to_apply=%add
       %c = f32[4] all-reduce(%x), channel_id=3, replica_groups=mesh['i'=2], device_ids=(1,0) {'i'}
       %d = f32[4] all-reduce(%x), channel_id=4, replica_groups=[2,4]<=[8]
     """
-    assert groups_by_channel(text) == {
+    found = {stated.channel: groups for stated, groups in stated_groups(text).items()}
+    assert found == {
         1: [[0, 1, 2, 3], [4, 5, 6, 7]],
         2: [[0, 4, 1, 5], [2, 6, 3, 7]],
         3: [[1, 0]],
     }
+    one_channel = [
+        "channel_id=1, replica_groups=mesh['i'=2,'j'=2] {'i'}",
+        "channel_id=1, replica_groups=mesh['i'=2,'j'=2] {'j'}",
+    ]
+    assert [*stated_groups(" ".join(one_channel)).values()] == [
+        [[0, 2], [1, 3]],
+        [[0, 1], [2, 3]],
+    ]
+    alike = "channel_id=1, replica_groups=mesh['i'=2,'j'=2], device_ids=([2,2]T(1,0)) {'i'}"
+    assert [*stated_groups(f"{one_channel[0]} {alike}").values()] == [None]
     mesh, parts = mesh_and_parts("'i'=4,'j'=2", "([2,4]T(1,0))"[1:-1], "'i'")
     assert mesh.devices.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert parts == [SubAxis("i", 1, 4)]

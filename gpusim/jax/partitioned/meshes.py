@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -200,7 +200,7 @@ def meshes_of(module: Any, devices: int) -> list[Mesh]:
 
     **Arguments**: `devices` is the number of the program's partitions.
     """
-    found = [mesh for mesh in named_meshes(module) if mesh.devices.size == devices]
+    found = [mesh for mesh in named_meshes(module).values() if mesh.devices.size == devices]
     sizes = [*primes(devices)]
     names = tuple(f"axis_{k}" for k in range(len(sizes)))
     # XLA finds shardings of results by itself, of which the program's meshes may know nothing.
@@ -208,8 +208,9 @@ def meshes_of(module: Any, devices: int) -> list[Mesh]:
     return found
 
 
-def named_meshes(module: Any) -> Iterator[Mesh]:
-    """The meshes that a module has."""
+def named_meshes(module: Any) -> dict[str, Mesh]:
+    """The meshes that a module has, by their names in it."""
+    found = {}
     for operation in module.body.operations:
         if operation.operation.name == "sdy.mesh":
             given = private.sdy.MeshAttr(operation.operation.attributes["mesh"])
@@ -217,8 +218,10 @@ def named_meshes(module: Any) -> Iterator[Mesh]:
             sizes = [axis.size for axis in axes]
             ids = [*given.device_ids] or range(math.prod(sizes))
             if math.prod(sizes) == len(ids):  # not the mesh of one device of many
-                names = tuple(axis.name for axis in axes)
-                yield Mesh(names, np.array(ids, np.int64).reshape(sizes))
+                name = private.ir.StringAttr(operation.operation.attributes["sym_name"]).value
+                devices = np.array(ids, np.int64).reshape(sizes)
+                found[name] = Mesh(tuple(axis.name for axis in axes), devices)
+    return found
 
 
 GROUPS = re.compile(
@@ -230,22 +233,54 @@ PART = re.compile(r"'(?P<name>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
 IOTA = re.compile(r"\[(?P<shape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?$")
 
 
-def groups_by_channel(program: str) -> dict[int, list[list[int]]]:
-    """The groups of collectives that XLA writes in terms of a mesh, by their channels.
+class Stated(NamedTuple):
+    """A collective's channel, and its groups in terms of a mesh, whose devices may be in any order.
+
+    JAX gives all its own collectives one channel, so it takes all three to know the groups.
+    """
+
+    channel: int
+    axes: tuple[tuple[str, int], ...]
+    parts: tuple[SubAxis, ...]
+
+
+def stated_groups(program: str) -> dict[Stated, list[list[int]] | None]:
+    """The groups of collectives that XLA states in terms of a mesh; None where two are alike.
 
     StableHLO has them too, but jaxlib 0.10.2 loses the order of the mesh's devices on the way.
 
     **Arguments**: `program` is a partitioned one, as text of XLA's.
 
-    >>> groups_by_channel("channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, to_apply=%add")
-    {2: [[0, 1], [2, 3]]}
+    >>> text = "channel_id=2, replica_groups=mesh['a'=2,'b'=2] {'b'}, to_apply=%add"
+    >>> [*stated_groups(text).values()]
+    [[[0, 1], [2, 3]]]
     """
-    return {
-        int(found["channel"]): groups_along(
-            *mesh_and_parts(found["axes"], found["ids"] or "", found["parts"])
-        )
-        for found in GROUPS.finditer(program)
-    }
+    known: dict[Stated, list[list[int]] | None] = {}
+    for found in GROUPS.finditer(program):
+        mesh, parts = mesh_and_parts(found["axes"], found["ids"] or "", found["parts"])
+        axes = tuple(zip(mesh.axes, mesh.shape, strict=True))
+        key = Stated(int(found["channel"]), axes, tuple(parts))
+        groups = groups_along(mesh, parts)
+        known[key] = groups if known.get(key, groups) == groups else None
+    return known
+
+
+def stated_by(operation: Any, meshes: Mapping[str, Mesh]) -> Stated:
+    """How a collective of StableHLO's states its groups; `meshes` are its module's, by name."""
+    given = private.hlo.ReplicaGroupMeshAxesAttr(operation.attributes["replica_groups"])
+    mesh = meshes[private.ir.FlatSymbolRefAttr(given.mesh).value]
+    parts = []
+    for axis in private.ir.ArrayAttr(given.axes):
+        reference = private.hlo.AxisRefAttr(axis)
+        info: Any = reference.sub_axis_info
+        if info is None:
+            size = mesh.shape[mesh.axes.index(reference.name)]
+            parts.append(SubAxis(reference.name, 1, size))
+        else:
+            info = private.hlo.SubAxisInfoAttr(info)
+            parts.append(SubAxis(reference.name, info.pre_size, info.size))
+    channel = private.hlo.ChannelHandle(operation.attributes["channel_handle"]).handle
+    return Stated(channel, tuple(zip(mesh.axes, mesh.shape, strict=True)), tuple(parts))
 
 
 def mesh_and_parts(axes: str, ids: str, parts: str) -> tuple[Mesh, list[SubAxis]]:

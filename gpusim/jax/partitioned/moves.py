@@ -25,7 +25,7 @@ SAME = (
 )  # fmt: skip
 """Operations that leave zeros zeros, and one device's elements what they are."""
 
-SPLAT = re.compile(r"dense<\(?(?P<value>-?[\d.]+(e[+-]\d+)?(,-?[\d.]+(e[+-]\d+)?)?)\)?> :")
+SPLAT = re.compile(r"dense<\(?(?P<value>-?[\d.]+(e[+-]?\d+)?(, ?-?[\d.]+(e[+-]?\d+)?)?)\)?> :")
 """A constant whose elements are all one number, real or complex."""
 
 
@@ -64,8 +64,8 @@ def is_zero(value: Any) -> bool:
         operation = maker(operation.operands[0])
     if operation is None or operation.name != "stablehlo.constant":
         return False
-    # As text: the elements of complex numbers cannot be read in another way.
-    splat = SPLAT.match(str(operation.attributes["value"]))
+    # As text: elements that are complex numbers cannot be read in another way.
+    splat = SPLAT.search(operation.get_asm(large_elements_limit=1))
     return splat is not None and not any(float(part) for part in splat["value"].split(","))
 
 

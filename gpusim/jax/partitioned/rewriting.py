@@ -19,7 +19,7 @@ from gpusim.jax.rendezvous import Kind, Terms
 from gpusim.jax.sums import SUMS, Reductions, ReductionWarning, reduction_for
 from gpusim.reduction import Reduction
 
-from .meshes import Mesh, Numbering, groups_by_channel
+from .meshes import Mesh, Numbering, named_meshes, stated_by, stated_groups
 from .moves import moves_data
 
 
@@ -151,15 +151,15 @@ def list_groups(module: Any, program: str) -> None:
 
     **Raises**: NotRewritten for groups that the text does not have.
     """
-    known = groups_by_channel(program)
+    known = stated_groups(program)
+    meshes = named_meshes(module)
     for operation in operations(module):
         if "replica_groups" in operation.attributes:
             if isinstance(operation.attributes["replica_groups"], private.ir.DenseIntElementsAttr):
                 continue
-            channel = private.hlo.ChannelHandle(operation.attributes["channel_handle"]).handle
-            if channel not in known:
+            groups = known.get(stated_by(operation, meshes))
+            if groups is None:
                 raise NotRewritten(f"the groups of a {operation.name} are not known")
-            groups = known[channel]
             shape = f"{len(groups)}x{len(groups[0])}"
             operation.attributes["replica_groups"] = private.ir.Attribute.parse(
                 f"dense<{groups}> : tensor<{shape}xi64>"

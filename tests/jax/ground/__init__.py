@@ -35,7 +35,8 @@ class Program:
 
     name: str
     call: Callable[[], Any]
-    #: Its values are compared to this many last bits of the largest value of each array.
+    #: Its values are compared to this many last bits of the largest value of each array, or of 1:
+    #: programs sum numbers of about that size.
     last_bits: float = 16.0
     #: Names of JAX's settings, with the values that the program runs under.
     config: dict[str, Any] = field(default_factory=dict)

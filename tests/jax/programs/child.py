@@ -22,15 +22,15 @@ def run(
     devices: int, module: str, *checks: str, environment: Mapping[str, str] | None = None
 ) -> str:
     """Run checks on so many devices, and return their output; an AssertionError shows failures."""
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     own = {
-        **os.environ,
+        **inherited,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_ENABLE_X64": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         **(environment or {}),
     }
-    own.pop("XLA_FLAGS", None)
     done = subprocess.run(
         [sys.executable, "-m", "tests.jax.programs.child", module, *checks],
         cwd=ROOT, env=own, capture_output=True, text=True, timeout=PATIENCE + 30,

@@ -78,7 +78,7 @@ def records_have_the_sums_of_the_partitioned_program() -> None:
     assert found == {line(mark) for mark in ("gradient", "loss", "largest", "loop")}
     assert {event.first.operation for event in run.events} == {"all_reduce"}
     ops = [event.first.op for event in run.events]
-    assert ops.count("max") == STEPS * sum(each.op == "maximum" for each in expected)
+    assert ops.count("MAX") == STEPS * sum(each.op == "maximum" for each in expected)
 
 
 def comparing_two_records_names_the_inserted_sum_and_its_line() -> None:

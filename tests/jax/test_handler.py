@@ -1,0 +1,101 @@
+"""The handler's own parts: the threads on which calls end, and the end of a process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gpusim.fallback import threads
+from tests.jax import child
+from tests.oracles.machine_time import PATIENCE
+
+pytest.importorskip("jax")
+
+from gpusim.jax.endings import CAUTIOUS, Endings, Habit
+
+COUNT = 64
+
+
+def finish(endings: Endings) -> None:
+    """Watch as the board's thread does, till all functions are over."""
+    limit = time.monotonic() + PATIENCE
+    while endings.is_busy() and time.monotonic() < limit:
+        endings.watch()
+        time.sleep(0.0005)
+    assert not endings.is_busy()
+    assert not endings.watch()
+
+
+def waiting_for_each_other(barrier: threading.Barrier) -> list[Callable[[], object]]:
+    return [barrier.wait] * barrier.parties
+
+
+def test_functions_that_wait_for_each_other_all_run() -> None:
+    """As programs do behind whose sums XLA's own collectives come."""
+    endings, habit, barrier = Endings(), Habit(), threading.Barrier(COUNT)
+    with threads.limited(2):
+        for _ in range(3):
+            endings.begin(waiting_for_each_other(barrier), habit)
+            finish(endings)
+
+
+def test_calls_that_waited_have_a_thread_for_each_function_next() -> None:
+    """And after some calls few threads are tried again."""
+    endings, habit, barrier = Endings(), Habit(), threading.Barrier(COUNT)
+    with threads.limited(2):
+        endings.begin(waiting_for_each_other(barrier), habit)
+        finish(endings)
+        for _ in range(CAUTIOUS):
+            endings.begin(waiting_for_each_other(barrier), habit)
+            assert not endings.watch()  # nothing to look at: all run already
+            finish(endings)
+        endings.begin(waiting_for_each_other(barrier), habit)
+        assert endings.watch()
+        finish(endings)
+
+
+def test_functions_that_do_not_wait_share_few_threads() -> None:
+    endings, seen, done = Endings(), set(), threading.Semaphore(0)
+
+    def function() -> None:
+        seen.add(threading.get_ident())
+        done.release()
+
+    with threads.limited(2):
+        for _ in range(5):
+            endings.begin([function] * COUNT, Habit())
+            for _ in range(COUNT):
+                assert done.acquire(timeout=PATIENCE)
+    # Two at a time; a thread may still be on its way back when the next call begins.
+    assert len(seen) <= 10
+
+
+def test_a_function_that_fails_leaves_the_others_their_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda given: failures.append(given.exc_type))
+    endings, ran = Endings(), []
+
+    def fail() -> None:
+        raise LookupError
+
+    for habit in (None, Habit()):
+        endings.begin([fail, *[lambda: ran.append(1)] * COUNT, fail], habit)
+        finish(endings)
+    assert len(ran) == 2 * COUNT
+    limit = time.monotonic() + PATIENCE
+    while len(failures) < 4 and time.monotonic() < limit:
+        time.sleep(0.001)
+    assert failures == [LookupError] * 4
+
+
+def test_the_end_of_a_record_waits_for_what_is_computed() -> None:
+    child.run(4, "handler:settling_waits_for_what_is_computed", timeout=PATIENCE)
+
+
+def test_a_process_ends_well_whatever_holds_its_programs() -> None:
+    child.run(4, "handler:a_program_that_lives_to_the_end_ends_well", timeout=PATIENCE)
