@@ -721,7 +721,8 @@ def arguments_are_checked() -> None:
         else:
             raise AssertionError(version)
     (handler,) = ffi._HANDLERS
-    assert handler._version == (ffi.MAJOR, ffi.MINOR)
+    assert handler._version is not None
+    assert (ffi.MAJOR, ffi.MINOR) <= handler._version < (ffi.MAJOR + 1, 0)
 
 
 # ---------------------------------------------------------------- records
@@ -776,15 +777,20 @@ def records_find_what_is_planted() -> None:
             ("seed", "linear", "operands", "part", (DEVICES - 1,)),
             ("rate", "linear", "operands", "last", everyone),
             ("missing", "linear", "missing", "mean", ()),
-            ("none", "ring", "collective", "total", everyone),
+            ("none", "ring", "collective", "total", None),
         ):
             found = compare(plain, recorded(folder, f"{plant}-{order}", plant, order)).verdict
             assert found is not None
             assert found.a is not None
-            assert (found.kind, found.a.site, found.ranks) == (kind, line(mark), ranks), found
+            sites = {line(mark)}
             if kind == "collective":
+                # XLA may run the sum that needs nothing of the first one before it, in both runs.
+                sites.add(line("part"))
                 assert (found.folds["a"] or [])[0] == "linear"
                 assert (found.folds["b"] or [])[0] == "ring"
+            else:
+                assert found.ranks == ranks, found
+            assert found.kind == kind and found.a.site in sites, found
 
 
 def records_of_maps_and_of_jax_are_compared() -> None:

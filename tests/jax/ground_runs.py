@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -45,7 +47,13 @@ class Run:
     crashed: dict[str, str] = field(default_factory=dict)
 
 
-def run(*names: str, reduction: str | None = None, sample: int | None = None, seed: int = 0) -> Run:
+def run(
+    *names: str,
+    reduction: str | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
     """Run the programs of modules, or single ones.
 
     A process that ends in a program is started again behind it.
@@ -53,58 +61,61 @@ def run(*names: str, reduction: str | None = None, sample: int | None = None, se
     **Arguments**: `reduction` is what gpusim is installed with; None is JAX alone. `sample` is how
     many programs of each module run at most, which the seed draws.
     """
-    found, left = Run(), programs(*names, sample=sample, seed=seed)
+    found = Run()
+    how = ["--json", *(("--reduction", reduction) if reduction else ("--plain",))]
+    which = [] if sample is None else ["--sample", str(sample), "--seed", str(seed)]
+    left = [*names]
     while left:
-        given = ["--reduction", reduction] if reduction else ["--plain"]
-        done = call("--json", *given, *left)
+        done = call(*how, *which, *left, environment=environment)
         begun = None
         for line in done.stdout.splitlines():
             said = json.loads(line)
-            if "begins" in said:
+            if "programs" in said:
+                left, which = said["programs"], []
+            elif "begins" in said:
                 begun = said["begins"]
             else:
                 found.outcomes[said["name"]] = said
-        if begun is None:
-            raise AssertionError(done.stdout + done.stderr)
+        assert begun is not None, done.stdout + done.stderr
         if begun not in found.outcomes:
             found.crashed[begun] = f"exit {done.returncode}: {done.stderr[-2000:]}"
         left = left[left.index(begun) + 1 :]
     return found
 
 
-def programs(*names: str, sample: int | None = None, seed: int = 0) -> list[str]:
-    """The names of programs, as `run` takes them."""
-    given = [] if sample is None else ["--sample", str(sample), "--seed", str(seed)]
-    done = call("--list", *given, *names)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def call(*words: str) -> subprocess.CompletedProcess[str]:
+def call(*words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Call `python -m tests.jax.ground`."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    own = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     for name in ("XLA_FLAGS", "JAX_ENABLE_X64"):
-        environment.pop(name, None)
+        own.pop(name, None)
     command = [sys.executable, "-m", "tests.jax.ground", *words]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        command,
+        cwd=ROOT,
+        env={**own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
 
 
-def differences(plain: Run, other: Run, *, bits: bool = False) -> list[str]:
-    """How a run differs from that of JAX alone, a line for each difference.
+def failures(plain: Run) -> dict[str, str]:
+    """The programs that fail with JAX alone, with tracebacks."""
+    failed = {name: each["traceback"] for name, each in plain.outcomes.items() if "error" in each}
+    return {**plain.crashed, **failed}
+
+
+def differences(plain: Run, other: Run, *, bits: bool = False) -> dict[str, list[str]]:
+    """By program, how the results of a run differ from those of another.
 
     **Arguments**: with `bits`, numbers of all types have equal bits; otherwise floating-point
     numbers may differ in their last bits, as many as the program says.
     """
-    found = [f"{name}: {text}" for name, text in plain.crashed.items()]
-    found += [f"{name}: {text}" for name, text in other.crashed.items() if name not in plain.crashed]
-    for name, before in plain.outcomes.items():
-        if "error" in before:
-            found.append(f"{name}: fails with JAX alone: {before['traceback']}")
-        after = other.outcomes.get(name)
-        if after is not None:
-            found += [f"{name}: {each}" for each in of_program(before, after, bits)]
+    found = {name: [text] for name, text in other.crashed.items()}
+    for name in plain.outcomes.keys() & other.outcomes.keys():
+        lines = of_program(plain.outcomes[name], other.outcomes[name], bits)
+        if lines:
+            found[name] = lines
     return found
 
 

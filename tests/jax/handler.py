@@ -6,12 +6,10 @@ import threading
 import time
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
 import gpusim.jax
-from gpusim.jax import ffi
 from gpusim.jax.lowering import board
 from gpusim.jax.rendezvous import INTERVAL, Site
 from tests.jax.checks import DEVICES, mapped
@@ -40,17 +38,3 @@ def settling_waits_for_what_is_computed() -> None:
             assert done.is_set()
         finally:
             Site.compute = compute  # type: ignore[method-assign]
-
-
-def a_program_that_lives_to_the_end_ends_well() -> None:
-    """Python clears what holds the program together with the handler, in any order."""
-    with gpusim.jax.installed("linear"):
-        x = np.ones((DEVICES, 2), np.float32)
-        program = jax.jit(mapped(lambda x: lax.psum(x, "i")))
-        jax.block_until_ready(program(x))
-    enter = ffi.Handler._enter_execute
-
-    def hold(self: ffi.Handler, *args: Any) -> Any:
-        return enter(self, *args), program
-
-    ffi.Handler._enter_execute = hold  # type: ignore[method-assign, assignment]

@@ -110,9 +110,13 @@ with gpusim.jax.installed("reverse"):
     for abstract in (False, True):
         for name, function in everywhere.items():
             refused(lambda: mapped(function, mesh, abstract)(given(x, mesh)), name)
-    refused(
-        lambda: jax.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x[:2]), "psum"
-    )
+    refused(lambda: jax.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x[:2]), "psum")
+    try:  # a sum that the partitioner inserts
+        jax.jit(lambda x: x.sum(0))(given(x, mesh))
+    except NotImplementedError as error:
+        assert "reduce_sum" in str(error) and "the devices of 2 processes" in str(error), error
+    else:
+        raise AssertionError("jit")
     # What is of one process alone goes on.
     total = x[2 * rank] + x[2 * rank + 1]
     within = mapped(lambda x: lax.psum(x, "device"), mesh)(given(x, mesh))

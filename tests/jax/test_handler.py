@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -97,5 +100,37 @@ def test_the_end_of_a_record_waits_for_what_is_computed() -> None:
     child.run(4, "handler:settling_waits_for_what_is_computed", timeout=PATIENCE)
 
 
-def test_a_process_ends_well_whatever_holds_its_programs() -> None:
-    child.run(4, "handler:a_program_that_lives_to_the_end_ends_well", timeout=PATIENCE)
+PROGRAM = """
+import jax
+import gpusim.jax
+from gpusim.jax import ffi
+
+gpusim.jax.install("linear")
+mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+P = jax.sharding.PartitionSpec
+total = jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+compiled = jax.jit(total).lower(jax.numpy.ones(4)).compile()
+jax.block_until_ready(compiled(jax.numpy.ones(4)))
+enter = ffi.Handler._enter_execute
+
+
+def hold(self, *args):
+    return enter(self, *args)
+
+
+ffi.Handler._enter_execute = hold
+"""
+
+
+def test_a_process_ends_well_where_python_clears_the_handler_first() -> None:
+    """The handler's class holds the program's variables, so Python clears both in any order."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=child.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr

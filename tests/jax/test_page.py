@@ -12,6 +12,7 @@ import pytest
 
 from tests.jax import page
 from tests.jax.page import CASE, DEVICES, PAGE, PROGRAMS, ROOT, Found
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 TITLED = re.compile(r'^```\{\.py title="(?P<name>\w+\.py)"\}\n(?P<text>.*?)^```$', re.M | re.S)
@@ -38,7 +39,7 @@ def equal_rows(column: dict[str, Found]) -> set[frozenset[str]]:
     return {frozenset(r for r in column if column[r].digest == each) for each in digests}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [PROGRAMS[0], *slow(*PROGRAMS[1:])])
 def test_programs_train_to_what_the_page_shows(program: str) -> None:
     """All digits where XLA's own are those of the page: its code differs between CPUs."""
     shown = page.read_table(page.part("table"))[program]

@@ -108,12 +108,16 @@ def test_jaxrun_records_a_script_and_compare_names_its_line(tmp_path: Path) -> N
 def digests(devices: int, text: str | None, folder: Path | None) -> str:
     environment = {"GPUSIM_TEXT": text} if text else {}
     if folder is not None:
-        from tests.jax.programs.caching import SETTINGS
-
-        environment |= {**SETTINGS, "JAX_COMPILATION_CACHE_DIR": str(folder)}
+        environment |= {**KEPT, "JAX_COMPILATION_CACHE_DIR": str(folder)}
     return child.run(devices, "caching", "digest", environment=environment)
 
 
+#: A cache keeps each program, however small and quick.
+KEPT = {
+    "JAX_ENABLE_COMPILATION_CACHE": "true",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 STOCHASTIC = "tree accumulate=bfloat16 rounding=stochastic seed=3"
 
 

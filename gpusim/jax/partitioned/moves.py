@@ -7,17 +7,16 @@ XLA's.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gpusim.jax import private
 
-ADDING = (
-    "add", "add_any", "all_reduce", "conv_general_dilated", "cumsum", "dot", "dot_general",
-    "psum", "psum_invariant", "ragged_dot", "ragged_dot_general", "reduce", "reduce_sum",
-    "reduce_window", "reduce_window_sum", "scatter-add", "scatter_add", "segment_sum",
-    "select_and_scatter_add", "unreduced_psum",
+OWN = (
+    "all_reduce", "psum", "psum_invariant", "psum_scatter", "reduce_scatter", "unreduced_psum",
+    "unreduced_reduce_scatter",
 )  # fmt: skip
-"""Operations that add. A mask before them is the program's."""
+"""Reductions that the program asks for itself: a mask in front of them is the program's."""
 
 SAME = (
     "mhlo.copy", "stablehlo.bitcast_convert", "stablehlo.convert", "stablehlo.copy",
@@ -32,28 +31,45 @@ SPLAT = re.compile(r"dense<\(?(?P<value>-?[\d.]+(e[+-]?\d+)?(, ?-?[\d.]+(e[+-]?\
 def moves_data(reduction: Any, source: str) -> bool:
     """Whether a sum between devices adds zeros to one device's elements.
 
+    In front of the program's sums stands what has added them on a device: a reduce, also of one
+    row, a product, a scatter. XLA names its moves by the operation that they are made for.
+
     **Arguments**: `reduction` is the operation; `source` names the program's, as
     jit(f)/dynamic_slice.
     """
-    if source.rsplit("/", 1)[-1].split("[")[0] in ADDING:
+    if source.rsplit("/", 1)[-1].split("[")[0] in OWN:
         return False
     return all(map(is_masked, reduction.operands))
 
 
 def is_masked(value: Any) -> bool:
-    """Whether a value is an array with zeros wherever a mask or an update leaves it."""
+    """Whether an array has zeros wherever the device's number says so."""
     operation = maker(value)
     while operation is not None and operation.name in SAME:
-        value = operation.operands[0]
-        operation = maker(value)
+        operation = maker(operation.operands[0])
     if operation is None:
         return False
     if operation.name == "stablehlo.select":
-        return any(map(is_zero, [*operation.operands][1:]))
+        mask, *either = operation.operands
+        return any(map(is_zero, either)) and knows_device([mask])
     if operation.name == "stablehlo.dynamic_update_slice":
-        return is_zero(operation.operands[0]) or is_masked(operation.operands[0])
-    if operation.name == "stablehlo.pad":
-        return is_zero(operation.operands[1])
+        target, _, *starts = operation.operands
+        return (is_zero(target) or is_masked(target)) and knows_device(starts)
+    return False
+
+
+def knows_device(values: Sequence[Any]) -> bool:
+    """Whether one of these values is computed from the device's number."""
+    waiting = [maker(value) for value in values]
+    seen = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation is None or operation in seen:
+            continue
+        if operation.name == "stablehlo.partition_id":
+            return True
+        seen.add(operation)
+        waiting += [maker(value) for value in operation.operands]
     return False
 
 

@@ -38,7 +38,9 @@ def chosen(names: list[str], sample: int | None, seed: int) -> list[ground.Progr
         if module not in modules:
             raise SystemExit(f"{module}: expected a module of tests.jax.ground")
         importlib.import_module(f"tests.jax.ground.{module}")
-        of_module = [each for each in ground.PROGRAMS.values() if each.name.startswith(f"{module}.")]
+        of_module = [
+            each for each in ground.PROGRAMS.values() if each.name.startswith(f"{module}.")
+        ]
         if rest:
             of_module = [ground.PROGRAMS[name]]
         elif sample is not None and sample < len(of_module):
@@ -89,15 +91,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a line of JSON for each program")
     parser.add_argument("--sample", type=int, help="at most so many programs of each module")
     parser.add_argument("--seed", type=int, default=0, help="which ones --sample takes")
-    parser.add_argument("--list", action="store_true", help="only name the programs")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     if options.plain and options.reduction:
         parser.error("--plain and --reduction exclude each other")
     programs = chosen(options.names, options.sample, options.seed)
-    if options.list:
-        print(*(each.name for each in programs), sep="\n")
-        return 0
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", ground.DEVICES)
     out = os.fdopen(os.dup(1), "w")
@@ -106,6 +104,8 @@ def main() -> int:
     if options.reduction:
         installing = gpusim.jax.installed(options.reduction)
     failed = 0
+    if options.json:
+        print(json.dumps({"programs": [each.name for each in programs]}), file=out, flush=True)
     with installing, redirect_stdout(sys.stderr):
         for each in programs:
             faulthandler.dump_traceback_later(

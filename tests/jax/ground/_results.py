@@ -18,14 +18,16 @@ REDUCING = re.compile(
     r"to_apply=(?P<function>%?[\w.-]+)"
 )
 #: A function of a compiled program with its last operation, such as the `add` of a reduction.
-FUNCTION = re.compile(r"^(?P<name>%?[\w.-]+) \(.*?\{$.*?^ *ROOT .*? (?P<root>[\w-]+)\(", re.M | re.S)
+FUNCTION = re.compile(
+    r"^(?P<name>%?[\w.-]+) \(.*?\{$.*?^ *ROOT .*? (?P<root>[\w-]+)\(", re.M | re.S
+)
 OP_NAME = re.compile(r'op_name="(?P<name>[^"]*)"')
 CALL = re.compile(r'custom_call_target="gpusim_collective"')
 
 
 @contextmanager
 def sums_left_to_xla() -> Iterator[dict[str, Any]]:
-    """Read the programs that are compiled in the block: what is a call of gpusim's, and what is not.
+    """Read what is compiled in the block: which sums are calls of gpusim's, and which are not.
 
     The dict has `calls`, gpusim's, and `left`, the float reductions of XLA's, by their names.
     """

@@ -61,7 +61,12 @@ def stages_in_full() -> Any:
     traced = jax.jit(lambda x: (x.sum(0), x @ x.T)).trace(grid(values((8, 4))))
     lowered = traced.lower()
     compiled = lowered.compile()
-    info = str(traced.out_info), str(lowered.out_info), str(lowered.in_avals), str(compiled.in_avals)
+    info = (
+        str(traced.out_info),
+        str(lowered.out_info),
+        str(lowered.in_avals),
+        str(compiled.in_avals),
+    )
     return compiled(grid(values((8, 4)))), info, str(lowered.args_info), str(compiled.in_tree)
 
 
@@ -118,7 +123,9 @@ def names_of_arguments() -> Any:
 @program
 def types_without_shardings() -> Any:
     f = jax.jit(lambda x, y: (x * 2, (y * 2).sum(0)))
-    compiled = f.lower(sharded((8, 4), "x", "y"), jax.ShapeDtypeStruct((8, 4), np.float32)).compile()
+    compiled = f.lower(
+        sharded((8, 4), "x", "y"), jax.ShapeDtypeStruct((8, 4), np.float32)
+    ).compile()
     return compiled(grid(values((8, 4))), values((8, 4)))
 
 
@@ -247,14 +254,19 @@ def layouts_of_arguments() -> Any:
     f = jax.jit(lambda x: (x.sum(0), x.T), in_shardings=columns)
     compiled = f.lower(jax.ShapeDtypeStruct((8, 6), np.float32)).compile()
     x = jax.device_put(values((8, 6)), columns)
-    return f(x), compiled(x), str(compiled.input_formats), error(compiled, grid(values((8, 6))))[:30]
+    return (
+        f(x),
+        compiled(x),
+        str(compiled.input_formats),
+        error(compiled, grid(values((8, 6))))[:30],
+    )
 
 
 @program
 def layouts_chosen_by_the_compiler() -> Any:
     over = mesh((4, 2), ("x", "y"))
     automatic = Format(Layout.AUTO, NamedSharding(over, P("x", "y")))
-    f = jax.jit(lambda x: (x.T * x.sum()), in_shardings=automatic, out_shardings=automatic)
+    f = jax.jit(lambda x: x.T * x.sum(), in_shardings=automatic, out_shardings=automatic)
     compiled = f.lower(jax.ShapeDtypeStruct((8, 8), np.float32)).compile()
     x = jax.device_put(values((8, 8)), compiled.input_formats[0][0])
     return compiled(x), str(compiled.output_formats)

@@ -50,7 +50,9 @@ def second_derivatives() -> Any:
 def jacobians() -> Any:
     w, x, _ = layer()
     f = lambda w, x: jnp.tanh(x @ w).sum(0)  # noqa: E731
-    return [g(w, x) for g in (jax.jit(jax.jacrev(f)), jax.jit(jax.jacfwd(f)), jax.jacrev(jax.jit(f)))]
+    return [
+        g(w, x) for g in (jax.jit(jax.jacrev(f)), jax.jit(jax.jacfwd(f)), jax.jacrev(jax.jit(f)))
+    ]
 
 
 @program
@@ -97,7 +99,7 @@ def checkpoints() -> Any:
 
 @program
 def checkpoints_in_scans() -> Any:
-    w, x, y = layer()
+    w, _, y = layer()
     ws = jnp.stack([w.T @ w * s for s in (0.1, 0.2, 0.3)])
 
     def f(ws: Any, y: Any) -> Any:
@@ -255,6 +257,7 @@ def gradients_of_sharded_softmax() -> Any:
     over = mesh((2, 4), ("data", "vocabulary"))
     logits = put(values((4, 8)), over, "data", "vocabulary")
     labels = put(np.array([0, 3, 7, 5], np.int32), over, "data")
+
     def f(x: Any, y: Any) -> Any:
         return -jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1).mean()
 

@@ -99,9 +99,7 @@ def scan_in_scan() -> Any:
 
 @program
 def branches() -> Any:
-    f = jax.jit(
-        lambda p, x: lax.cond(p, lambda x: x.sum(0), lambda x: (x * x).mean(0) - 1, x)
-    )
+    f = jax.jit(lambda p, x: lax.cond(p, lambda x: x.sum(0), lambda x: (x * x).mean(0) - 1, x))
     x = grid(values((8, 4)))
     return f(True, x), f(False, x)
 

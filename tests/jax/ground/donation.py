@@ -78,9 +78,13 @@ def aliases_as_text() -> Any:
     lowered = f.lower(x, x)
     text = lowered.as_text()
     compiled = lowered.compile().as_text()
-    alias = [line for line in compiled.splitlines() if line.startswith("HloModule")][0]
+    alias = next(line for line in compiled.splitlines() if line.startswith("HloModule"))
     words = "tf.aliasing_output", "jax.buffer_donor"
-    return [text.count(word) for word in words], "input_output_alias" in alias, alias.count("may-alias")
+    return (
+        [text.count(word) for word in words],
+        "input_output_alias" in alias,
+        alias.count("may-alias"),
+    )
 
 
 @program
@@ -104,9 +108,7 @@ def donation_of_what_is_returned() -> Any:
 def donation_through_loops() -> Any:
     over = mesh((4, 2), ("x", "y"))
     x = put(values((8, 4)), over, "x", "y")
-    f = jax.jit(
-        lambda x: lax.fori_loop(0, 4, lambda _, x: x - x.mean(0), x), donate_argnums=0
-    )
+    f = jax.jit(lambda x: lax.fori_loop(0, 4, lambda _, x: x - x.mean(0), x), donate_argnums=0)
     found = f(x)
     again = f(found)
     return again, deleted(x, found, again)
@@ -116,9 +118,7 @@ def donation_through_loops() -> Any:
 def uncommitted_donation() -> Any:
     over = mesh(8, "x")
     x = jnp.asarray(values((8, 4)))
-    f = jax.jit(
-        lambda x: x - x.mean(0), donate_argnums=0, in_shardings=NamedSharding(over, P("x"))
-    )
+    f = jax.jit(lambda x: x - x.mean(0), donate_argnums=0, in_shardings=NamedSharding(over, P("x")))
     return f(x), deleted(x)
 
 

@@ -124,7 +124,9 @@ def products_of_all() -> Any:
 def small_floats() -> Any:
     over = mesh((4, 2), ("x", "y"))
     names = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz")
-    f = jax.jit(lambda x: (x.astype(jnp.float32).sum(0), x.astype(jnp.bfloat16) @ x.T.astype("bfloat16")))
+    f = jax.jit(
+        lambda x: (x.astype(jnp.float32).sum(0), x.astype(jnp.bfloat16) @ x.T.astype("bfloat16"))
+    )
     found = {}
     for name in names:
         x = put(values((8, 4), getattr(ml_dtypes, name)), over, "x", "y")
@@ -137,9 +139,7 @@ def sums_in_small_floats() -> Any:
     over = mesh(8, "x")
     f = jax.jit(lambda x: x.sum(0))
     names = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
-    return {
-        name: f(put(values((8, 4), getattr(ml_dtypes, name)), over, "x")) for name in names
-    }
+    return {name: f(put(values((8, 4), getattr(ml_dtypes, name)), over, "x")) for name in names}
 
 
 @program
@@ -147,7 +147,9 @@ def small_integers() -> Any:
     over = mesh((4, 2), ("x", "y"))
     f = jax.jit(lambda x: (x.astype(jnp.int32).sum(0), x[::2], jnp.where(x > 0, x, 0)))
     names = ("int4", "uint4")
-    return {name: f(put(values((8, 4), getattr(ml_dtypes, name)), over, "x", "y")) for name in names}
+    return {
+        name: f(put(values((8, 4), getattr(ml_dtypes, name)), over, "x", "y")) for name in names
+    }
 
 
 @program
@@ -159,8 +161,11 @@ def sums_with_another_type() -> Any:
     @jax.jit
     def f(x: Any, n: Any) -> Any:
         wide = jnp.dot(x, x.T, preferred_element_type=jnp.float32)
-        return wide, x.sum(0, dtype=jnp.float32), n.sum(0, dtype=jnp.float32), jnp.dot(
-            n, n.T, preferred_element_type=jnp.int32
+        return (
+            wide,
+            x.sum(0, dtype=jnp.float32),
+            n.sum(0, dtype=jnp.float32),
+            jnp.dot(n, n.T, preferred_element_type=jnp.int32),
         )
 
     return f(x, n)
@@ -219,7 +224,9 @@ def arrays_without_elements() -> Any:
 def extremes_without_elements() -> Any:
     over = mesh((4, 2), ("x", "y"))
     x = put(np.zeros((8, 0), np.float32), over, "x", "y")
-    f = jax.jit(lambda x: (x.max(0), x.min(0), x.max(1, initial=2.0), jnp.concatenate([x, x]).sum(1)))
+    f = jax.jit(
+        lambda x: (x.max(0), x.min(0), x.max(1, initial=2.0), jnp.concatenate([x, x]).sum(1))
+    )
     return f(x), error(jax.jit(lambda x: x.max(1)), x)
 
 
@@ -284,7 +291,7 @@ def tokens_as_arguments() -> Any:
 def strict_promotion() -> Any:
     x = put(values((8, 2)), mesh(8, "x"), "x")
     f = jax.jit(lambda x, y: (x.sum(0) + y, x @ x.T))
-    return f(x, np.float32(2)), error(f, x, np.int32(2))
+    return f(x, np.float32(2)), error(f, x, np.int32(2)).partition("(")[0]
 
 
 @program(jax_default_matmul_precision="float32")

@@ -36,7 +36,9 @@ def ranks_that_are_too_low() -> Any:
     return [
         error(jax.jit(lambda x: x.sum(), in_shardings=both), values(8)),
         error(jax.jit(lambda x: x.sum(), out_shardings=both), values((8, 4))),
-        error(jax.jit(lambda x: lax.with_sharding_constraint(x.sum(0), both)), grid(values((8, 4)))),
+        error(
+            jax.jit(lambda x: lax.with_sharding_constraint(x.sum(0), both)), grid(values((8, 4)))
+        ),
         error(jax.device_put, values(8), both),
     ]
 
@@ -162,7 +164,9 @@ def shapes_that_do_not_fit() -> Any:
     return [
         error(jax.jit(lambda x: x @ x), x),
         error(jax.jit(lambda x: x + x.sum(1)), x),
-        error(jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: c.sum(0), x)), x).partition(":")[0],
+        error(jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: c.sum(0), x)), x).partition(":")[
+            0
+        ],
         error(jax.jit(lambda x: lax.scan(lambda c, _: (c.sum(0), None), x, length=2)), x)[:9],
         error(jax.jit(lambda x: lax.cond(True, lambda: x, lambda: x.sum())), x).partition(":")[0],
     ]

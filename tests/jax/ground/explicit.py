@@ -329,7 +329,8 @@ def arrays_made_with_a_sharding() -> Any:
         f = jax.jit(lambda: jnp.arange(8.0, out_sharding=P("x")).sum())
         return (
             jnp.zeros((8, 2), out_sharding=P("x")), jnp.ones(8, out_sharding=P("x")).sum(),
-            jnp.arange(8.0, out_sharding=P("x")), f(), jnp.full((8,), 0.1, out_sharding=P("x")).sum(),
+            jnp.arange(8.0, out_sharding=P("x")), f(),
+            jnp.full((8,), 0.1, out_sharding=P("x")).sum(),
         )  # fmt: skip
 
 

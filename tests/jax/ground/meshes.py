@@ -1,4 +1,4 @@
-"""Meshes of odd sizes, in other orders of devices, split, renamed, abstract, and several at once."""
+"""Meshes of odd sizes, in other orders of devices, split, abstract, and several at once."""
 
 from __future__ import annotations
 

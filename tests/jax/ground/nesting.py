@@ -90,9 +90,7 @@ def shard_map_over_some_axes() -> Any:
             # The second axis is the partitioner's: the mean over it is a sum that it inserts.
             return lax.psum(x - x.mean(1, keepdims=True), "x")
 
-        return jax.shard_map(
-            local, mesh=over, in_specs=P("x"), out_specs=P(), axis_names={"x"}
-        )(x)
+        return jax.shard_map(local, mesh=over, in_specs=P("x"), out_specs=P(), axis_names={"x"})(x)
 
     return f(put(values((8, 4)), over, "x", "y"))
 
@@ -104,9 +102,9 @@ def only_the_partitioner_sums_in_a_partly_manual_map() -> Any:
     @jax.jit
     def f(x: Any) -> Any:
         local = lambda x: x.sum(1) * lax.axis_index("x")  # noqa: E731
-        return jax.shard_map(
-            local, mesh=over, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
-        )(x)
+        return jax.shard_map(local, mesh=over, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(
+            x
+        )
 
     return f(put(values((8, 4)), over, "x", "y"))
 
@@ -148,9 +146,7 @@ def shard_map_in_shard_map() -> Any:
             y = jax.shard_map(inner, in_specs=P(None, "y"), out_specs=P(), axis_names={"y"})(x)
             return lax.psum(y, "x")
 
-        return jax.shard_map(
-            outer, mesh=over, in_specs=P("x"), out_specs=P(), axis_names={"x"}
-        )(x)
+        return jax.shard_map(outer, mesh=over, in_specs=P("x"), out_specs=P(), axis_names={"x"})(x)
 
     return f(put(values((8, 4)), over, "x", "y"))
 

@@ -44,7 +44,8 @@ def products_in_many_ways() -> Any:
     @jax.jit
     def f(a: Any, b: Any) -> Any:
         return (
-            a @ b, b @ a, jnp.vdot(a, b.T), jnp.inner(a, b.T), jnp.tensordot(a, b, ([0, 1], [1, 0])),
+            a @ b, b @ a, jnp.vdot(a, b.T), jnp.inner(a, b.T),
+            jnp.tensordot(a, b, ([0, 1], [1, 0])),
             jnp.einsum("ij,ji->", a, b), jnp.einsum("ij,jk,kl->il", a, b, a), jnp.kron(a, b).sum(0),
             a[:, 0] @ b[0], jnp.trace(a @ b), jnp.outer(a[:, 0], b[0]).sum(1),
         )  # fmt: skip

@@ -61,42 +61,58 @@ def the_older_partitioner_with_a_partly_manual_map() -> Any:
 
 @program(jax_debug_nans=True)
 def nans_looked_for() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_check_tracer_leaks=True)
 def leaks_looked_for() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_enable_checks=True)
 def internal_checks() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_traceback_filtering="off")
 def whole_tracebacks() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_include_full_tracebacks_in_locations=False)
 def short_locations() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_traceback_in_locations_limit=0)
 def no_locations() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_exec_time_optimization_effort=0.5)
 def more_effort() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_disable_most_optimizations=True)
 def few_optimizations() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_numpy_rank_promotion="raise")
@@ -107,7 +123,9 @@ def ranks_as_they_are() -> Any:
 
 @program(jax_hlo_source_file_canonicalization_regex=".*/tests/")
 def shorter_file_names() -> Any:
-    return jax.jit(lambda x, w: model(x, w))(grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x"))
+    return jax.jit(lambda x, w: model(x, w))(
+        grid(values((8, 4))), grid(values((4, 8), seed=1), "y", "x")
+    )
 
 
 @program(jax_log_compiles=True)

@@ -203,8 +203,8 @@ def references_inside() -> Any:
     @partial(jax.shard_map, mesh=over, in_specs=P("x"), out_specs=P("x"))
     def f(x: Any) -> Any:
         total = jax.new_ref(jnp.zeros_like(x))
-        for _ in range(3):
-            total[...] += lax.psum(x, "x") * x
+        for k in range(3):
+            total[...] = jnp.tanh(total[...] + lax.psum(x * (k + 1), "x"))
         return jax.freeze(total)
 
     x = put(values((8, 3)), over, "x")
@@ -371,7 +371,7 @@ def refused_specs() -> Any:
     return [
         error(maps(same, in_specs=P("x", "y"), out_specs=P("x", "y")), values((6, 6))),
         error(maps(same, in_specs=P("x", None, "y"), out_specs=P("x")), x),
-        error(maps(same, in_specs=P("z"), out_specs=P()), x),
+        error(maps(same, in_specs=P("z"), out_specs=P()), x).partition("(")[0],  # a set follows
         error(maps(same, in_specs=(P("x"), P("y")), out_specs=P()), x),
         error(maps(lambda x: 3.0, in_specs=P("x"), out_specs=P("x")), x),
         error(maps(lambda x: {"a": [x]}, in_specs=P("x"), out_specs={"b": P()}), x),

@@ -242,9 +242,7 @@ def unused_arguments() -> Any:
     f = lambda a, b, c: c.sum()  # noqa: E731
     kept = jax.jit(f, keep_unused=True)
     dropped = jax.jit(f)
-    texts = [
-        len(each.lower(y, y, x).compile().input_shardings[0]) for each in (kept, dropped)
-    ]
+    texts = [len(each.lower(y, y, x).compile().input_shardings[0]) for each in (kept, dropped)]
     return kept(y, y, x), dropped(y, y, x), texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ def weights(*sizes: int) -> list[Any]:
     """The matrices of a perceptron."""
     return [
         values(shape, seed=k) / np.float32(np.sqrt(shape[0]))
-        for k, shape in enumerate(zip(sizes, sizes[1:], strict=False))
+        for k, shape in enumerate(itertools.pairwise(sizes))
     ]
 
 

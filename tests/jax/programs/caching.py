@@ -16,13 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 from tests.jax.programs.checks import without_warnings
 
-#: Such that each program is kept.
-SETTINGS = {
-    "JAX_ENABLE_COMPILATION_CACHE": "true",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
-
 
 def programs(x: Any) -> list[Any]:
     mesh = x.sharding.mesh

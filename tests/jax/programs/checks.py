@@ -217,6 +217,15 @@ def moves_are_exact_and_sums_of_zeros_are_sums() -> None:
                 all_same(executed(program), expected, program.text)
             moved += "all-reduce" in text
     assert moved  # the partitioner does move by sums
+    # It gathers what a product needs whole, by a sum that has the product's name.
+    for shape in shapes:
+        mesh = Mesh(np.array(jax.devices()).reshape(shape), random_programs.NAMES[: len(shape)])
+        d = Draw(rng, mesh, "float32")
+        x = d.array([1, 4], ["d", None])
+        program = Program(f"x @ x.T on {shape}", lambda x: x @ x.T, [x])
+        expected = [shards(jax.jit(program.function)(x))]
+        with without_warnings(NARROW):
+            all_same(executed(program), expected, program.text)
     d = Draw(rng, Mesh(np.array(jax.devices()), ("d",)), "float32")
     table = d.array([2, 5], ["d", None])
     index = d.indices((7,), table.shape[0], [None])

@@ -85,8 +85,9 @@ class Partitioned:
         keys: list[tuple[str, str]] = []
 
         def visit(name: str) -> None:
-            for each in self.module.computations[name].instructions.values():
-                if is_numbered(self.module, each) and (name, each.name) not in keys:
+            computation = self.module.computations[name]
+            for each in computation.instructions.values():
+                if is_numbered(self.module, computation, each) and (name, each.name) not in keys:
                     found.append(each)
                     keys.append((name, each.name))
                 for called in each.called():
@@ -150,13 +151,21 @@ def is_reduction(each: hlo.Instruction) -> bool:
     return each.opcode in ("all-reduce", "reduce-scatter") and is_floating(each)
 
 
-def moves(each: hlo.Instruction) -> bool:
-    """Whether the partitioner adds zeros to one device's value."""
-    return each.op_name.rpartition("/")[2] not in REDUCING
+def moves(computation: hlo.Computation, each: hlo.Instruction) -> bool:
+    """Whether the partitioner adds zeros to one device's value.
+
+    Where it gathers an operand it names the sum after what takes the operand, a product say. Then
+    each device has put its part into zeros.
+    """
+    if each.op_name.rpartition("/")[2] not in REDUCING:
+        return True
+    made_by = {computation.instructions[name].opcode for name in each.operands}
+    return made_by == {"dynamic-update-slice"}
 
 
-def is_numbered(module: hlo.Module, each: hlo.Instruction) -> bool:
-    return is_reduction(each) and operator(module, each) == "add" and not moves(each)
+def is_numbered(module: hlo.Module, computation: hlo.Computation, each: hlo.Instruction) -> bool:
+    """Whether it is a sum that may be rounded stochastically."""
+    return is_reduction(each) and operator(module, each) == "add" and not moves(computation, each)
 
 
 class _Run:
@@ -255,7 +264,7 @@ class _Run:
         groups = hlo.groups(each.attributes["replica_groups"], self.devices)
         if not is_floating(each):
             return integers(op, stacked, groups)
-        moving = op == "add" and moves(each)
+        moving = op == "add" and moves(self.module.computations[name], each)
         if moving:  # by the values too
             for group in groups:
                 assert ((stacked[group] != 0).sum(0) <= 1).all(), each.line()

@@ -345,6 +345,35 @@ def moves(d: Draw) -> Block:
     return lambda x, at, order: (found(x, at, order), order.sum()), arrays  # and one of integers
 
 
+def moved_sums(d: Draw) -> Block:
+    """Sums and products of what was moved first: shards of other lengths, halos, padded rows."""
+    split = d.spec(2, all_of=[0])
+    x = d.array([d.length(3), d.length(4)], split)
+    w = d.put(d.values((x.shape[1], 3)), [split[1], None])
+    place = int(d.rng.integers(x.shape[0]))
+
+    def pooled(x: Any, w: Any) -> Any:
+        return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, (2, 1), (1, 1), "SAME").sum(0)
+
+    return d.one(
+        lambda x, w: x[1:].sum(0),
+        lambda x, w: (x[place:] @ w).sum(0),
+        lambda x, w: x[:-1].T @ x[1:],
+        lambda x, w: jnp.concatenate([x, x[:1]]).sum(0),
+        lambda x, w: jnp.pad(x, ((1, 2), (0, 1))).sum(0),
+        lambda x, w: jnp.roll(x, 1, 0).T @ x,
+        lambda x, w: x[::2].sum(0) + x[place],
+        lambda x, w: x.reshape(-1)[1:].sum(),
+        lambda x, w: jnp.einsum("ij,kj->ik", x, x).sum(0),
+        lambda x, w: (x[place] @ w, x[-1].sum()),
+        lambda x, w: jnp.outer(x[:, 0], x[0]).sum(0),
+        lambda x, w: jnp.tril(jnp.ones((x.shape[0],) * 2, x.dtype)) @ x,
+        lambda x, w: jnp.triu(x @ x.T).sum(0),
+        lambda x, w: jnp.trace(x @ x.T),
+        pooled,
+    ), [x, w]
+
+
 def running_sums(d: Draw) -> Block:
     x = d.array([d.length(), d.length(3)], d.spec(2, all_of=[0]))
     return d.one(
@@ -372,7 +401,8 @@ def explicit_sums(d: Draw) -> Block:
 REAL = (losses, gradients, normalizations, convolutions)
 BLOCKS = (
     sums, sums, masked_sums, products, products, losses, gradients, gradients, normalizations,
-    convolutions, scatters, loops, loops, moves, moves, running_sums, explicit_sums,
+    convolutions, scatters, loops, loops, moves, moved_sums, moved_sums, running_sums,
+    explicit_sums,
 )  # fmt: skip
 
 
