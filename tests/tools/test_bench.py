@@ -713,7 +713,7 @@ def test_tables_print_without_rich(
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
     return command.main(
-        [*options, "--without", "memory,overhead,small,start,worlds,training,ranks", *arguments]
+        [*options, "--without", "memory,overhead,small,start,worlds,training,ranks,jax", *arguments]
     )
 
 
@@ -758,8 +758,8 @@ def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
     monkeypatch.setattr(worlds, "exchanges", found)
     path = tmp_path / "r.json"
     for parts, count in (
-        ("cases,memory,overhead,small,start,training,ranks", 1),
-        ("cases,memory,overhead,small,start,training,ranks,worlds", 0),
+        ("cases,memory,overhead,small,start,training,ranks,jax", 1),
+        ("cases,memory,overhead,small,start,training,ranks,jax,worlds", 0),
     ):
         assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
         assert len(Results.load(path).exchanges) == count
