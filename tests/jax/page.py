@@ -42,7 +42,7 @@ LINE = re.compile(r"8 devices: loss (?P<loss>\S+), (parameters|gradients) (?P<di
 
 
 class Found(NamedTuple):
-    """What a program ends with: the loss in all digits, and a digest of its arrays."""
+    """The end of a program: the loss in all digits, and a digest of its arrays."""
 
     loss: str
     digest: str
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def output(command: str, folder: Path) -> str:
-    """What a command prints, in a folder that has examples/."""
+    """The output of a command, in a folder that has examples/."""
     first, *rest = shlex.split(command)
     modules = {"gpusim": [sys.executable, "-m", "gpusim"], "python": [sys.executable]}
     environment = {
@@ -82,7 +82,7 @@ def command_of(program: str, reduction: str) -> str:
 
 
 def cells_of(program: str) -> dict[str, Found]:
-    """What a program ends with, by reduction."""
+    """The ends of a program, by reduction."""
     found = {}
     for reduction in REDUCTIONS:
         said = output(command_of(program, reduction), ROOT)

@@ -35,7 +35,7 @@ BEHAVIOUR = (
     "jaxs_gradient_for_output_is_wrong_and_ours_is_right",
     "faults_are_errors_that_name_device_and_call",
     "devices_that_disagree_end",
-    "sums_of_the_partitioner_are_warned_of",
+    "sums_of_the_partitioner_are_reached",
     "sums_for_gpus_are_refused",
     "uninstalling_restores_jax",
     "programs_that_are_dropped_leave_nothing",
