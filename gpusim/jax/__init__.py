@@ -1,5 +1,8 @@
 """JAX programs on fake CPU devices: `lax.ragged_all_to_all`, and sums with chosen bits.
 
+The sums are those that a program asks for, such as `lax.psum`, and those that XLA's partitioner
+inserts into programs under `jit` with sharded arrays.
+
 `install` puts the collectives into JAX, `installed` for a block, and `uninstall` takes them out.
 Programs keep calling `jax.lax`.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
@@ -16,7 +17,7 @@ from gpusim.reduction import Reduction, ReductionLike, as_reduction
 from . import private, ragged, sums
 from .lowering import board
 from .partitioned.compiling import compile_partitioned
-from .sums import Reductions
+from .sums import Reductions, ReductionWarning
 
 for _file in (__file__, ragged.__file__, sums.__file__):
     private.exclude_file(_file)  # calls are named by lines of the program
@@ -80,10 +81,12 @@ def install(reduction: GivenReductions = None, *, timeout: float = 60.0) -> Inst
 
     **Arguments**
 
-    - `reduction`: how `lax.psum`, `lax.pmean`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin` and the
-      transposes of other collectives reduce. A `Reduction`, or its text, holds for all axes; a dict
-      has one for each axis name (a tuple of names for a sum over several axes), and leaves other
-      axes to XLA, as None does. pmax and pmin have no order: NaN wins, and -0 is below +0.
+    - `reduction`: how `lax.psum`, `lax.pmean`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin`, the
+      transposes of other collectives, and the sums that XLA's partitioner inserts reduce. Where an
+      inserted sum cannot be reached, a ReductionWarning has the reason. A `Reduction`, or its text,
+      holds for all axes; a dict has one for each axis name (a tuple of names for a sum over several
+      axes), and leaves other axes to XLA, as None does. pmax and pmin have no order: NaN wins, and
+      -0 is below +0.
     - `timeout`: a program ends with an error when devices wait for others in a collective, and
       none has come to one for this many seconds.
 
@@ -251,24 +254,30 @@ def _compile(
         return _saved.compile(*given, **named)
     if backend.platform != "cpu":
         executable = _saved.compile(*given, **named)
-        refuse_sums(executable, backend.platform)
+        refuse_sums(executable, backend.platform, _current.reduction)
         return executable
     return compile_partitioned(_saved.compile, _current.reduction, *given, **named)
 
 
-def refuse_sums(executable: Any, platform: str) -> None:
+def refuse_sums(executable: Any, platform: str, reductions: Reductions) -> None:
     """Refuse a program for another platform than CPUs in which the partitioner inserts sums.
+
+    With a dict it warns: the sums may be over axes that the dict leaves to XLA.
 
     **Raises**: NotImplementedError, which names some of them.
     """
     inserted = [
         each for module in executable.hlo_modules() for each in sums_of_xla(module.to_string())
     ]
-    if inserted:
-        more = f", and {len(inserted) - SHOWN} more" if len(inserted) > SHOWN else ""
-        raise NotImplementedError(
-            f"gpusim.jax: a Reduction is installed, and XLA's partitioner inserts sums into this "
-            f"program for {platform} ({'; '.join(inserted[:SHOWN])}{more}): gpusim's collectives "
-            "run in XLA:CPU alone. Set JAX_PLATFORMS=cpu before JAX is imported, or call "
-            "gpusim.jax.uninstall()"
-        )
+    if not inserted:
+        return
+    more = f", and {len(inserted) - SHOWN} more" if len(inserted) > SHOWN else ""
+    text = (
+        f"gpusim.jax: a Reduction is installed, and XLA makes sums in this program for {platform} "
+        f"({'; '.join(inserted[:SHOWN])}{more}): gpusim's collectives run in XLA:CPU alone. Set "
+        "JAX_PLATFORMS=cpu before JAX is imported, or call gpusim.jax.uninstall()"
+    )
+    if isinstance(reductions, Mapping):
+        warnings.warn(text, ReductionWarning, stacklevel=2)
+    else:
+        raise NotImplementedError(text)

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 import gpusim.jax
 from gpusim import Reduction, collectives
 from gpusim.jax import ffi, ragged
+from gpusim.jax.installation import refuse_sums
 from gpusim.tools.compare.comparing import compare
 from gpusim.tools.compare.report import sentences
 from gpusim.tools.compare.runs import Run, read
@@ -648,6 +649,43 @@ def sums_for_gpus_are_refused() -> None:
                     with gpusim.jax.installed(left):
                         assert "all_reduce" in lower() or "reduce_scatter" in lower()
                 assert lower() == plain
+
+
+def inserted_sums_for_gpus_are_refused() -> None:
+    """The executable is XLA:CPU's; one for a GPU has the same words."""
+    given = jax.device_put(np.ones((DEVICES, 3), np.float32), SPLIT)
+    summing = jax.jit(lambda x: x.sum(0)).lower(given).compile().runtime_executable()
+    moving = jax.jit(lambda x: x * 2).lower(given).compile().runtime_executable()
+    for reductions in (Reduction(), {"i": Reduction()}):
+        refuse_sums(moving, "cuda", reductions)
+    words = "for cuda", "all-reduce of f32 for jit(<lambda>)/reduce_sum", "JAX_PLATFORMS=cpu"
+    try:
+        refuse_sums(summing, "cuda", Reduction())
+    except NotImplementedError as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError("not refused")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refuse_sums(summing, "cuda", {"another": Reduction()})
+    [warned] = caught
+    assert warned.category is gpusim.jax.ReductionWarning
+    assert all(word in str(warned.message) for word in words), warned.message
+
+
+def a_warning_that_is_an_error_stays_one() -> None:
+    """A sum of a dtype that gpusim does not reduce is warned of, once."""
+    x = np.ones((DEVICES, 3)).astype("float8_e4m3b11fnuz")
+    given = jax.device_put(x, SPLIT)
+    with gpusim.jax.installed("tree"), warnings.catch_warnings():
+        warnings.simplefilter("error", gpusim.jax.ReductionWarning)
+        try:
+            jax.jit(lambda x: x.sum(0))(given)
+        except gpusim.jax.ReductionWarning as error:
+            assert str(error).count("keep XLA's order") == 1, str(error)
+            assert "gpusim does not reduce f8E4M3B11FNUZ" in str(error), str(error)
+        else:
+            raise AssertionError("no warning")
 
 
 def uninstalling_restores_jax() -> None:

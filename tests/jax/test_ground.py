@@ -40,6 +40,7 @@ MOVED = {
 ROUNDED = {
     "operations.differences_and_interpolation": "XLA fuses the local parts of corrcoef otherwise",
     "random_numbers.other_distributions": "XLA fuses the loop of a gamma distribution otherwise",
+    "training.batch_normalisation": "XLA divides by the deviation otherwise",
 }
 """Programs of which last bits differ from JAX alone even with XLA's own order of summation."""
 

@@ -37,6 +37,8 @@ BEHAVIOUR = (
     "devices_that_disagree_end",
     "sums_of_the_partitioner_are_reached",
     "sums_for_gpus_are_refused",
+    "inserted_sums_for_gpus_are_refused",
+    "a_warning_that_is_an_error_stays_one",
     "uninstalling_restores_jax",
     "programs_that_are_dropped_leave_nothing",
     "arguments_are_checked",

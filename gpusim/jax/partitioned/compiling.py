@@ -17,7 +17,7 @@ import jax
 
 from gpusim.jax import private
 from gpusim.jax.processes import refuse_devices
-from gpusim.jax.sums import AxesDiffer, Reductions
+from gpusim.jax.sums import AxesDiffer, Reductions, ReductionWarning
 
 from .meshes import meshes_of
 from .rewriting import chosen_sums, drop_uncalled, list_groups, replace_sums, warn
@@ -34,6 +34,14 @@ SUMMING = {
     "ragged_dot", "reduce", "reduce_scatter", "reduce_window", "scatter", "select_and_scatter",
 }  # fmt: skip
 """Operations of any dialect that may become sums between devices."""
+
+UNOPTIMIZED = ("xla_backend_optimization_level", 0)
+
+SHORTCUTS = [UNOPTIMIZED, ("xla_cpu_use_fusion_emitters", False)], [UNOPTIMIZED]
+"""Options of the first compilation, to be tried in turn: jaxlib 0.12 lacks the other emitters.
+
+All of them are for behind the partitioner.
+"""
 
 STATING = "arg_attrs", "res_attrs", "sharding"
 """Attributes that state the shardings of arrays."""
@@ -82,7 +90,7 @@ def compile_partitioned(
     try:
         rewritten = rewrite(module, partitioned, devices, reductions, texts)
         return compiled(module) if rewritten is None else compiled(rewritten, with_shardy(options))
-    except (NotImplementedError, AxesDiffer):
+    except (NotImplementedError, AxesDiffer, ReductionWarning):
         raise
     # Of any kind: XLA's programs are of more kinds than are known here, and this one runs in any
     # case, as XLA compiles it. If it does not, XLA says why.
@@ -151,20 +159,25 @@ def partition(
 ) -> bytes | None:
     """The program behind the partitioner, an HloModuleProto; None if XLA does not write it.
 
-    XLA compiles the program for it, without optimizing the code, which is thrown away.
+    XLA compiles the program for it, by code that is thrown away: so it takes the shortest ways.
     """
-    with tempfile.TemporaryDirectory(prefix="gpusim-jax-") as folder:
-        dumping = copy.deepcopy(options)
-        dumping.env_option_overrides = [
-            *options.env_option_overrides,
-            ("xla_dump_to", folder),
-            ("xla_dump_hlo_pass_re", PASS),
-            ("xla_dump_hlo_as_proto", True),
-            ("xla_backend_optimization_level", 0),
-        ]
-        with suppress(jax.errors.JaxRuntimeError):  # the program's own: it is raised once more
-            private.compile_alone(backend, module, executable_devices, dumping, callbacks)
-        return dumped(Path(folder))
+    for shortcuts in SHORTCUTS:
+        with tempfile.TemporaryDirectory(prefix="gpusim-jax-") as folder:
+            dumping = copy.deepcopy(options)
+            dumping.env_option_overrides = [
+                *options.env_option_overrides,
+                *shortcuts,
+                ("xla_dump_to", folder),
+                ("xla_dump_hlo_pass_re", PASS),
+                ("xla_dump_hlo_as_proto", True),
+            ]
+            # An error of the program's own is raised when it is compiled to run.
+            with suppress(jax.errors.JaxRuntimeError):
+                private.compile_alone(backend, module, executable_devices, dumping, callbacks)
+            found = dumped(Path(folder))
+            if found is not None:
+                return found
+    return None
 
 
 def dumped(folder: Path) -> bytes | None:
