@@ -256,7 +256,7 @@ def test_marked_tests_hint_at_jaxs_devices(tmp_path: Path) -> None:
         timeout=PATIENCE,
     )
     assert "3 failed" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count(JAX_NOTE) == 3, done.stdout
+    assert done.stdout.count(JAX_NOTE) in (3, 6), done.stdout  # in CI the summary repeats it
 
 
 HINTED = """

@@ -78,6 +78,12 @@ def test_random_programs_give_the_bits_of_one_instance(instances: int) -> None:
     assert len(re.findall(r"^\d+ programs agree$", done.stdout, re.M)) == instances
 
 
+def test_arrays_without_elements_are_scattered_over_instances() -> None:
+    done = start(3, "-m", "tests.worlds.empty_arrays")
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.count("empty arrays agree") == 3
+
+
 @pytest.mark.parametrize("schedule", ["cores", "one"])
 def test_threads_that_meet_in_any_order_do_not_wait_for_each_other_for_ever(schedule: str) -> None:
     done = start(3, "-m", "tests.worlds.turns", schedule)

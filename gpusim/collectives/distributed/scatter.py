@@ -37,10 +37,11 @@ def sum_scatter(
     out = empty(like, (len(layout.local), *batch, *piece))
     alone = spec.order == "ring" or _by_index(spec)  # each receiver's fold
     if partition is None and like.nbytes < count * LONG_MESSAGE and not alone:
-        shape = (-1, entries, outer, count, inner)
-        whole = call_on_bits(np.reshape, operand.stacked(), shape)
+        here = len(layout.local)
+        whole = operand.stacked()
+        whole = call_on_bits(np.reshape, whole, (here, entries, outer, count, inner))
         folded = _fold_packed(layout, whole, spec)
-        copy([(out.reshape(-1, entries, outer, inner), np.moveaxis(folded, 2, 0))])
+        copy([(out.reshape(here, entries, outer, inner), np.moveaxis(folded, 2, 0))])
         return Result(out, True)
     rows = out.reshape(len(layout.local), entries, outer, inner)
     contributions = _exchange(layout, groups, values, (entries, outer, inner), like)
