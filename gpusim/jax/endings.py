@@ -6,11 +6,13 @@ until other devices come. So each future may need a thread of its own; most do n
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gpusim.fallback import threads
 
@@ -121,9 +123,7 @@ class Endings:
             batches = self._idle.pop()
         except IndexError:
             batches = queue.SimpleQueue()
-            threading.Thread(
-                target=self._work, args=(batches,), name="gpusim.jax device", daemon=True
-            ).start()
+            start(partial(self._work, batches))
         batches.put(batch)
 
     def _work(self, batches: queue.SimpleQueue[Batch]) -> None:
@@ -150,3 +150,23 @@ class Endings:
                 function()
             finally:
                 self._open.pop()
+
+
+_ROUTINE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+_routines: list[object] = []
+"""Those of the system's threads, which keep only their addresses."""
+
+
+def start(function: Function) -> None:
+    """Run a function on a new daemon thread."""
+    try:
+        threading.Thread(target=function, name="gpusim.jax device", daemon=True).start()
+    except RuntimeError:
+        # Python begins to end, and waits for programs in flight (`Board.settle`). Since 3.12 it
+        # starts no thread then, but the system does.
+        routine = _ROUTINE(lambda _: function())
+        _routines.append(routine)
+        thread = ctypes.byref(ctypes.c_ulong())
+        code = ctypes.PyDLL(None).pthread_create(thread, None, routine, None)
+        if code:
+            raise RuntimeError(f"pthread_create returns {code}: no thread for a device") from None

@@ -40,7 +40,7 @@ SHARES = {1: 1 / 16, 2: 1 / 4, 4: 1.0}
 
 @dataclass
 class Run:
-    """What programs returned, by name."""
+    """The outcomes of programs, by name."""
 
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: Programs in which the process ended, with the end of what it said.

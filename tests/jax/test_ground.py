@@ -1,4 +1,4 @@
-"""Programs of tests/jax/ground have the same results with gpusim installed, but for last bits.
+"""Programs of tests/jax/ground have the same results with gpusim installed, except last bits.
 
 Results are trees of arrays with their types, shardings and layouts, texts, and errors; the number
 of compilations is compared too. `python -m tests.jax.ground --help` runs programs by hand.
@@ -30,8 +30,10 @@ DIFFERENT = {
 MOVED = {
     "callbacks.a_callback_that_runs_jax": "what the callback returns on its one device",
     "callbacks.io_callback_without_order": "what the callback returns on its one device",
+    "callbacks.pure_callback_before_a_sum": "the sum, which the callback's device makes",
     "callbacks.pure_callback_on_a_sum": "what the callback returns on its one device",
     "dtypes.small_floats": "a slice of float8 numbers, as float16",
+    "libraries.special_functions_and_signals": "a convolution's kernel, which is a slice",
     "nesting.the_same_inner_jit_many_times": "the rows of a slice, which fewer devices have",
     "operations.products_in_many_ways": "a column that one device of a row has",
 }
@@ -42,7 +44,7 @@ ROUNDED = {
     "random_numbers.other_distributions": "XLA fuses the loop of a gamma distribution otherwise",
     "training.batch_normalisation": "XLA divides by the deviation otherwise",
 }
-"""Programs of which last bits differ from JAX alone even with XLA's own order of summation."""
+"""Programs whose last bits differ from JAX alone even with XLA's own order of summation."""
 
 
 @pytest.mark.parametrize("module", MODULES)

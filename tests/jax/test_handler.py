@@ -17,7 +17,7 @@ from tests.oracles.machine_time import PATIENCE
 
 pytest.importorskip("jax")
 
-from gpusim.jax.endings import CAUTIOUS, Endings, Habit
+from gpusim.jax.endings import CAUTIOUS, Endings, Habit, start
 
 COUNT = 64
 
@@ -96,10 +96,40 @@ def test_a_function_that_fails_leaves_the_others_their_end(
     assert failures == [LookupError] * 4
 
 
+def test_threads_start_where_python_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.12 does once a process begins to end, when programs may be in flight."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ran = threading.Event()
+    start(ran.set)
+    assert ran.wait(PATIENCE)
+
+
 def test_the_end_of_a_record_waits_for_what_is_computed() -> None:
     child.run(4, "handler:settling_waits_for_what_is_computed", timeout=PATIENCE)
 
 
+IN_FLIGHT = """
+import jax
+import gpusim.jax
+
+gpusim.jax.install("linear")
+mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+P = jax.sharding.PartitionSpec
+
+
+def program(x):
+    for _ in range(8):
+        x = jax.lax.ppermute(jax.lax.psum(x, "i"), "i", [(k, (k + 1) % 8) for k in range(8)])
+    return x
+
+
+mapped = jax.shard_map(program, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+results = [jax.jit(mapped)(jax.numpy.ones((8, 4096))) for _ in range(3)]
+"""
 PROGRAM = """
 import jax
 import gpusim.jax
@@ -109,8 +139,8 @@ gpusim.jax.install("linear")
 mesh = jax.sharding.Mesh(jax.devices(), ("i",))
 P = jax.sharding.PartitionSpec
 total = jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
-compiled = jax.jit(total).lower(jax.numpy.ones(4)).compile()
-jax.block_until_ready(compiled(jax.numpy.ones(4)))
+compiled = jax.jit(total).lower(jax.numpy.ones(8)).compile()
+jax.block_until_ready(compiled(jax.numpy.ones(8)))
 enter = ffi.Handler._enter_execute
 
 
@@ -122,11 +152,15 @@ ffi.Handler._enter_execute = hold
 """
 
 
-def test_a_process_ends_well_where_python_clears_the_handler_first() -> None:
-    """The handler's class holds the program's variables, so Python clears both in any order."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+@pytest.mark.parametrize("program", [PROGRAM, IN_FLIGHT], ids=["held", "in flight"])
+def test_a_process_ends_well(program: str) -> None:
+    """Held: the handler's class holds the program, so that Python clears both in any order.
+
+    In flight: devices' first calls end when the main thread is done.
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         cwd=child.ROOT,
         env=environment,
         capture_output=True,

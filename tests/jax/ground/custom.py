@@ -68,6 +68,23 @@ def custom_partitioning_with_its_own_sum() -> Any:
 
 
 @program
+def only_a_custom_partitioning_sums() -> Any:
+    wrapped = custom_partitioning(lambda x: jnp.cos(x))
+
+    def partition(over: Any, arguments: Any, result: Any) -> Any:
+        rows = NamedSharding(over, P("x", None))
+        local = lambda x: jnp.cos(x) * lax.psum(x, "x")  # noqa: E731
+        return over, local, rows, (rows,)
+
+    wrapped.def_partition(
+        partition=partition,
+        infer_sharding_from_operands=lambda over, *_: NamedSharding(over, P("x", None)),
+        sharding_rule="i j -> i j",
+    )
+    return jax.jit(wrapped)(put(values((8, 4)), mesh((4, 2), ("x", "y")), "x"))
+
+
+@program
 def custom_partitioning_in_a_gradient() -> Any:
     normal = by_rows(lambda x: x - x.mean(1, keepdims=True))
 

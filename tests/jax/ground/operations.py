@@ -238,6 +238,19 @@ def selections() -> Any:
 
 
 @program
+def masks_of_the_program_are_summed() -> Any:
+    # Each device has one row, with zeros by a mask of the program's: no move of data.
+    x = put(values((8, 16)), mesh(8, "x"), "x")
+    f = jax.jit(
+        lambda x: (
+            jnp.where(x > 0.1, x, 0).sum(0), jnp.where((jnp.arange(8) < 4)[:, None], x, 0).sum(0),
+            jnp.tril(x).sum(0), jax.ops.segment_sum(x, jnp.arange(8) % 3, 3), (x * (x > 0)).sum(0),
+        )
+    )  # fmt: skip
+    return f(x)
+
+
+@program
 def pads_slices_and_rolls() -> Any:
     x = grid(values((8, 4)))
     f = jax.jit(
@@ -283,7 +296,7 @@ def scattering_by_constraints() -> Any:
 
     @jax.jit
     def f(x: Any, w: Any) -> Any:
-        # A sum between devices of which each keeps a part: a reduce-scatter on other machines.
+        # Each device keeps a part of the sum: a reduce-scatter on other machines.
         return lax.with_sharding_constraint(x @ w, rows).sum(1), lax.with_sharding_constraint(
             x @ w, NamedSharding(over, P(None, "x"))
         )
