@@ -349,7 +349,7 @@ ELSEWHERE = frozenset(["host-read-in-forward"])
 def spoken(finding: dict[str, object]) -> str:
     """What the check says of a finding: kind, site and ranks, and the text."""
     fields = {name: finding[name] for name in ("kind", "site", "ranks", "text", "call", "seen")}
-    head, text, *_ = Finding(**fields).lines()  # type: ignore[arg-type]
+    head, text, *_ = Finding(**fields).lines()
     return f"{head}\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}"
 
 

@@ -178,12 +178,12 @@ def many_in_flight(rank: int) -> list[Tensor]:
 def coalesced(rank: int) -> list[Tensor]:
     size = dist.get_world_size()
     x, y = drawn(rank, 8), drawn(rank, 3)
-    with dist._coalescing_manager(async_ops=True) as works:  # type: ignore[attr-defined]
+    with dist._coalescing_manager(async_ops=True) as works:
         dist.all_reduce(x)
         dist.all_reduce(y)
     works.wait()
     more, less = torch.zeros(8 * size), torch.zeros(3 * size)
-    with dist._coalescing_manager(async_ops=True) as works:  # type: ignore[attr-defined]
+    with dist._coalescing_manager(async_ops=True) as works:
         dist.all_gather_into_tensor(more, x)
         dist.all_gather_into_tensor(less, y)
     works.wait()
@@ -523,7 +523,7 @@ def hooks(rank: int) -> list[Tensor]:
 
 @program
 def hooks_of_ddp(rank: int) -> list[Tensor]:
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+    def hook(state, bucket):  # torch reads annotations
         buffer = bucket.buffer().div_(dist.get_world_size())
         return reduced(buffer).get_future().then(lambda done: done.value()[0] * 1)
 

@@ -52,7 +52,7 @@ def train(model: Any, optimizer: Any, rank: int, steps: int, first: int = 0) -> 
 def average(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()  # type: ignore[operator]
+        parameter.grad /= dist.get_world_size()
 
 
 @program
@@ -109,8 +109,7 @@ def federated(rank: int) -> None:
         dist.gather_object(model.state_dict(), states)
         if rank == 0:
             mean = {
-                name: sum(state[name] for state in states) / world  # type: ignore
-                for name in model.state_dict()
+                name: sum(state[name] for state in states) / world for name in model.state_dict()
             }
             model.load_state_dict(mean)
 
@@ -222,7 +221,7 @@ def pipeline(rank: int) -> None:
         optimizer.zero_grad()
         y.backward(gradient)
         if rank:
-            dist.send(x.grad, rank - 1)  # type: ignore[arg-type]
+            dist.send(x.grad, rank - 1)
         optimizer.step()
 
 
@@ -293,7 +292,7 @@ def tensor_and_data_parallel(rank: int) -> None:
         model(x).square().mean().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, data)
-            parameter.grad /= 2  # type: ignore[operator]
+            parameter.grad /= 2
         optimizer.step()
 
 
@@ -369,9 +368,9 @@ def weighed_gradients(rank: int) -> None:
         total = torch.tensor(float(rows))
         dist.all_reduce(total)
         for parameter in model.parameters():
-            parameter.grad *= rows  # type: ignore[operator]
+            parameter.grad *= rows
             dist.all_reduce(parameter.grad)
-            parameter.grad /= total  # type: ignore[operator]
+            parameter.grad /= total
         optimizer.step()
 
 
@@ -481,7 +480,7 @@ def experts_of_one_seed(rank: int) -> None:
         model(x).square().mean().backward()
         for parameter in model.router.parameters():
             dist.all_reduce(parameter.grad)
-            parameter.grad /= world  # type: ignore[operator]
+            parameter.grad /= world
         optimizer.step()
 
 

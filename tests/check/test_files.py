@@ -184,7 +184,7 @@ def check(f: Callable[..., Any], ranks: int = 3, **named: Any) -> list[Finding]:
 
 def saved(rank: int, folder: Path, order: str) -> None:
     dist.init_process_group("gloo")
-    store = dist.PrefixStore("mine", dist.group.WORLD.get_group_store())  # type: ignore[union-attr]
+    store = dist.PrefixStore("mine", dist.group.WORLD.get_group_store())
     path = folder / "model.pt"
     if rank == 0:
         torch.save({"weight": torch.ones(2)}, path)

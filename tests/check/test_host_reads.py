@@ -118,7 +118,7 @@ READS: dict[str, Callable[[Any, Tensor], Any]] = {
     "printing": lambda model, x: x * len(str(x)),
     "in": lambda model, x: x * (2.0 in x),
     "torch.equal()": lambda model, x: x * torch.equal(x, x),
-    "torch.full()": lambda model, x: x + torch.full((2,), x[0, 0]),  # type: ignore[call-overload]
+    "torch.full()": lambda model, x: x + torch.full((2,), x[0, 0]),
     "torch.tensor()": lambda model, x: x + torch.tensor([x[0, 0], 1.0]),
     "expand()": lambda model, x: x.sum().expand(model.offset),
 }
@@ -195,7 +195,7 @@ def test_the_result_of_an_autograd_function_is_read() -> None:
             return 2 * gradients[0]
 
     def function(model: Any, x: Tensor) -> Any:
-        return x * Double.apply(model.weight)[0].item()  # type: ignore[no-untyped-call]
+        return x * Double.apply(model.weight)[0].item()
 
     assert [list(each.ways) for each in read_by(function)] == [["Tensor.item()"]]
 

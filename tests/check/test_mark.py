@@ -153,7 +153,7 @@ def test_a_test_that_is_skipped_or_expects_an_error_is_not_blamed(run: Run) -> N
 @pytest.mark.parametrize("value", ["mpi", "", None, 1, 0, ["nccl"]])
 def test_values_that_the_mark_refuses(value: object) -> None:
     with pytest.raises(ValueError, match="expected True, False, 'nccl' or 'gloo'"):
-        RanksMark(2, check=value)  # type: ignore[arg-type]
+        RanksMark(2, check=value)
 
 
 def test_the_mark_checks_unless_it_says_otherwise() -> None:

@@ -147,7 +147,7 @@ def test_values_that_check_does_not_take() -> None:
             launch(right, 2, check=value)
     for value in (None, 1, 0, ["nccl"], Check):
         with pytest.raises(TypeError, match="expected True, False, 'nccl', 'gloo' or a Check"):
-            launch(right, 2, check=value)  # type: ignore[arg-type]
+            launch(right, 2, check=value)
     given = Check("gloo")
     assert as_check(given) is given and as_check(True).engine == ""
     assert set(ENGINES) == {"nccl", "gloo"}

@@ -537,7 +537,7 @@ def replicated_in_a_stream() -> None:
             optimizer.step()
             optimizer.zero_grad()
     cuda.current_stream().wait_stream(side)
-    sum(each.sum() for each in model.parameters()).item()  # type: ignore[union-attr]
+    sum(each.sum() for each in model.parameters()).item()
 
 
 @right
@@ -691,7 +691,7 @@ def test_tensors_meet_where_they_share_bytes(some: Any, other: Any, expected: bo
     x, place = torch.zeros(4, 8), Place("a.py", 1, False)
     accesses = [access_to(each(x), 1, place, "read") for each in (some, other)]
     assert all(accesses)
-    assert meet(*accesses) is expected  # type: ignore[arg-type]
+    assert meet(*accesses) is expected
 
 
 def test_old_accesses_of_one_line_are_forgotten() -> None:

@@ -74,7 +74,7 @@ def noise_on_gradients(rank: int) -> None:
         F.cross_entropy(model(x), y).backward()
         average(model)
         for parameter in model.parameters():
-            parameter.grad += 0.01 * torch.randn_like(parameter)  # type: ignore[operator]
+            parameter.grad += 0.01 * torch.randn_like(parameter)
         optimizer.step()
 
 
@@ -107,7 +107,7 @@ def copies_are_reduced(rank: int) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         for parameter in model.parameters():
-            mean = parameter.grad.clone()  # type: ignore[union-attr]
+            mean = parameter.grad.clone()
             dist.all_reduce(mean)
             mean /= world
             assert mean.isfinite().all()

@@ -60,7 +60,7 @@ def test_numbers_between_those_of_a_format_are_sent_alike(form: Any, rounding: s
     """Ties, their neighbours, and numbers beyond both ends of the format."""
     bits = np.arange(2**16, dtype=np.uint32) << 16  # bfloat16's numbers have all exponents
     x = np.stack([bits, bits + 0x8000, bits + 0x7FFF, bits + 0x8001, bits - 1]).view(np.float32)
-    largest = wire_of(form).info.largest  # type: ignore[union-attr]
+    largest = wire_of(form).info.largest
     more = np.linspace(0, 1.2 * min(largest, 1e38), 2**16, dtype=np.float32)
     for values in (x, more, -more):
         wire = wire_of(form, rounding=rounding)

@@ -183,7 +183,7 @@ def test_there_is_one_namespace() -> None:
 
 def test_fields_may_be_texts() -> None:
     wire = "int8:amax:64@ends"
-    how = Reduction(accumulate="e5m6", wire=wire, groups_of=2, across="tree seed=1")  # type: ignore[arg-type]
+    how = Reduction(accumulate="e5m6", wire=wire, groups_of=2, across="tree seed=1")
     assert how == as_reduction(f"linear accumulate=e5m6 wire={wire} groups_of=2 across tree seed=1")
     fields = {"accumulate": Format(5, 6), "wire": wire, "groups_of": 2}
     assert how == as_reduction({**fields, "across": {"order": "tree", "seed": 1}})
@@ -267,7 +267,7 @@ def test_collectives_take_texts_and_mappings(name: str) -> None:
     x = np.linspace(-1, 1, 7 * 7 * 2, dtype=np.float16).reshape(7, 7, 2)
     called = getattr(collectives, name)
     for how in ("ring accumulate=float16", {"order": "ring", "accumulate": "float16"}):
-        wanted = called(x, reduction=as_reduction(how)).value  # type: ignore[arg-type]
+        wanted = called(x, reduction=as_reduction(how)).value
         assert called(x, reduction=how).value.tobytes() == wanted.tobytes()
 
 

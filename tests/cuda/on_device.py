@@ -75,7 +75,7 @@ class Collective:
 
     @property
     def transpose(self) -> Collective:
-        return Collective(self.library, self.function.transpose)  # type: ignore[attr-defined]
+        return Collective(self.library, self.function.transpose)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = [_as_arrays(self.library, argument) for argument in args]

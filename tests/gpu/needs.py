@@ -197,7 +197,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     >>> _numbers("2.13.0+cu130") > _numbers("2.9")
     True
     """
-    return tuple(int(part) for part in re.match(r"[\d.]*\d|", version)[0].split(".") if part)  # type: ignore[index]
+    return tuple(int(part) for part in re.match(r"[\d.]*\d|", version)[0].split(".") if part)
 
 
 def screen(needs: list[Need]) -> str:

@@ -21,7 +21,7 @@ from gpusim.jax import private, sums
 from gpusim.tools.compare.comparing import compare
 from gpusim.tools.compare.report import sentences
 from gpusim.tools.compare.runs import Run, read
-from tests.jax.checks import DEVICES, MESH, mapped, same
+from tests.jax.devices import DEVICES, MESH, mapped, same
 from tests.oracles.budget import SEED, budget
 
 XLAS = Reduction.like("xla-cpu")
@@ -101,7 +101,7 @@ def arguments_are_summed_as_collectives_do() -> None:
     """Where nothing is computed, nothing is dropped: the bits are those of gpusim.collectives."""
     x = drawn("bfloat16", 2 * DEVICES, 3)
     for collective in ("psum", "pmax", "pmin"):
-        plain, found = both(lambda x: getattr(lax, collective)(x, "i"), x)  # noqa: B023
+        plain, found = both(lambda x: getattr(lax, collective)(x, "i"), x)  # noqa: B023  # called in this round
         expected = getattr(gpusim.collectives, collective)(
             x, **({"reduction": XLAS} if collective == "psum" else {})
         )

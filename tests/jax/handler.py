@@ -12,7 +12,7 @@ from jax import lax
 import gpusim.jax
 from gpusim.jax.lowering import board
 from gpusim.jax.rendezvous import INTERVAL, Site
-from tests.jax.checks import DEVICES, mapped
+from tests.jax.devices import DEVICES, mapped
 
 
 def settling_waits_for_what_is_computed() -> None:
@@ -30,11 +30,11 @@ def settling_waits_for_what_is_computed() -> None:
     with gpusim.jax.installed("linear"):
         program = mapped(lambda x: lax.psum(x, "i"))
         program(x)[0].block_until_ready()
-        Site.compute = slow_compute  # type: ignore[method-assign]
+        Site.compute = slow_compute
         try:
             program(x)
             begun.wait()
             board().settle()
             assert done.is_set()
         finally:
-            Site.compute = compute  # type: ignore[method-assign]
+            Site.compute = compute

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from gpusim.jax import private
 from gpusim.jax.partitioned.compiling import partition
-from tests.jax.checks import DEVICES, MESH, SPLIT, mapped
+from tests.jax.devices import DEVICES, MESH, SPLIT, mapped
 
 X = np.arange(DEVICES * 4, dtype=np.float32).reshape(DEVICES, 4)
 GRID = jax.sharding.Mesh(np.array(jax.devices())[::-1].reshape(2, -1), ("x", "y"))

@@ -26,30 +26,30 @@ BITS = (
     "collectives_of_xla_may_follow",
     "the_rest_of_a_program_flushes_as_xla_does",
     "hundred_runs_in_flight_do_not_mix",
-    "random_plans_equal_the_reference",
+    "ragged:random_plans_equal_the_reference",
 )
 BEHAVIOUR = (
     "pmap_and_eager_maps_are_reached",
-    "jaxs_own_cases_of_ragged_all_to_all",
-    "an_output_that_all_devices_share_has_a_right_gradient",
-    "jaxs_gradient_for_output_is_wrong_and_ours_is_right",
-    "faults_are_errors_that_name_device_and_call",
-    "devices_that_disagree_end",
-    "sums_of_the_partitioner_are_reached",
-    "sums_for_gpus_are_refused",
-    "inserted_sums_for_gpus_are_refused",
-    "a_warning_that_is_an_error_stays_one",
-    "uninstalling_restores_jax",
-    "programs_that_are_dropped_leave_nothing",
-    "arguments_are_checked",
+    "ragged:jaxs_own_cases_of_ragged_all_to_all",
+    "ragged:an_output_that_all_devices_share_has_a_right_gradient",
+    "ragged:jaxs_gradient_for_output_is_wrong_and_ours_is_right",
+    "behaviour:faults_are_errors_that_name_device_and_call",
+    "behaviour:devices_that_disagree_end",
+    "behaviour:sums_of_the_partitioner_are_reached",
+    "behaviour:sums_for_gpus_are_refused",
+    "behaviour:inserted_sums_for_gpus_are_refused",
+    "behaviour:a_warning_that_is_an_error_stays_one",
+    "behaviour:uninstalling_restores_jax",
+    "behaviour:programs_that_are_dropped_leave_nothing",
+    "behaviour:arguments_are_checked",
 )
 
 
 RECORDS = (
-    "records_find_what_is_planted",
-    "records_of_maps_and_of_jax_are_compared",
-    "ragged_calls_are_recorded",
-    "plain_jax_writes_the_record_of_the_docs",
+    "records:records_find_what_is_planted",
+    "records:records_of_maps_and_of_jax_are_compared",
+    "records:ragged_calls_are_recorded",
+    "records:plain_jax_writes_the_record_of_the_docs",
 )
 
 
@@ -164,7 +164,7 @@ def test_jaxrun_records_a_script(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert found.verdict.a is not None
     assert (found.verdict.kind, found.verdict.a.site) == ("collective", f"{script}:7")
-    assert [found.verdict.folds[name][0] for name in "ab"] == ["linear", "reverse"]  # type: ignore[index]
+    assert [found.verdict.folds[name][0] for name in "ab"] == ["linear", "reverse"]
     assert [call.operation for call in (event.first for event in found.a.events)] == [
         "all_reduce", "ragged_all_to_all"
     ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_jaxrun_records_a_script_and_compare_names_its_line(tmp_path: Path) -> N
     assert found.verdict.a is not None
     number = SCRIPT.splitlines().index("        jnp.tanh(x @ w) ** 2") + 1
     assert (found.verdict.kind, found.verdict.a.site) == ("collective", f"{script}:{number}")
-    assert [found.verdict.folds[name][0] for name in "ab"] == ["linear", "reverse"]  # type: ignore[index]
+    assert [found.verdict.folds[name][0] for name in "ab"] == ["linear", "reverse"]
 
 
 def digests(devices: int, text: str | None, folder: Path | None) -> str:

@@ -576,7 +576,7 @@ def test_per_replica_calls_any_function_on_plain_read_only_arrays() -> None:
     with pytest.raises(ValueError, match="different shape"):
         gpusim.vmap(gpusim.per_replica(lambda x: x[x > 0]))(X)
     with pytest.raises(TypeError, match="per_replica needs a function"):
-        gpusim.per_replica(3)  # type: ignore[arg-type]
+        gpusim.per_replica(3)
 
 
 def test_functions_of_scipy_run() -> None:

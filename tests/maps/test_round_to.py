@@ -142,7 +142,7 @@ def test_instances_of_a_world_count_on():
         instance = 1
 
     x = np.random.default_rng(9).normal(size=(2, 10))
-    (entry,) = new_axes(("i",), (5,), None, Sharding(Second(), (3, 2)))  # type: ignore[arg-type]
+    (entry,) = new_axes(("i",), (5,), None, Sharding(Second(), (3, 2)))
     with extend_axis_environment((entry,)):
         found = gpusim.maps.mapped_array.array.unpack(rounded(x[0]))[0]
     assert (found == np.stack([at_place(x[0], place) for place in (3, 4)])).all()

@@ -49,6 +49,7 @@ SHARES = {
     "tests/cuda": 0.25,
     "tests/equal": 0.05,  # each takes seconds
     "tests/equal/test_tables.py": 1.0,
+    "tests/faults": 0.3,
     "tests/gpu": 0.25,
     "tests/jax": 0.4,
     "tests/maps": 0.3,
@@ -56,6 +57,7 @@ SHARES = {
     "tests/popxl": 0.12,
     "tests/project/test_examples.py": 0.2,
     "tests/project/test_ports.py": 0.15,
+    "tests/resume": 0.2,  # each takes seconds
     "tests/tools": 0.3,
     "tests/torch": 0.35,
     "tests/torch/test_distributed_bits.py": 1.0,  # a sample by itself
@@ -76,6 +78,8 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "tests/torch",
             "tests/check",
+            "tests/faults",
+            "tests/resume",
             "tests/tools/test_equal*.py",
             "tests/tools/test_run.py",
             "tests/tools/test_torchrun*.py",
@@ -122,12 +126,15 @@ FORKS = (
     "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",
     "tests/equal",
+    "tests/faults",
     "tests/gpu/test_torch_one_gpu.py",
     "tests/poptorch/test_poptorch_accessor.py",
     "tests/poptorch/test_poptorch_data.py",
     "tests/poptorch/test_poptorch_instances.py",
     "tests/poptorch/test_poptorch_profiling.py",
     "tests/project/test_docs.py",
+    "tests/resume",
+    "tests/tools/reveal/test_reveal_engines.py",
     "tests/tools/test_equal.py",
     "tests/tools/test_equal_check.py",
     "tests/tools/test_equal_programs.py",

@@ -31,7 +31,7 @@ def of_gpusim() -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

@@ -303,7 +303,7 @@ def test_counting_begins_anew_with_useAutoId_and_each_compilation() -> None:
 
 
 def test_a_number_is_as_its_digits() -> None:
-    model = in_blocks((0, None), (1, None))  # type: ignore[arg-type]
+    model = in_blocks((0, None), (1, None))
     assert places(model, poptorch.PipelinedExecution("0", "1")) == [("0", 0, 0), ("1", 1, 1)]
 
 
@@ -462,7 +462,7 @@ def test_what_is_no_module_begins_no_block() -> None:
     with pytest.raises(Error, match=re.escape(text)):
         BeginBlock(3)
     with pytest.raises(AssertionError, match=r"module: expected a torch\.nn\.Module"):
-        removeBlocks(3)  # type: ignore[arg-type]
+        removeBlocks(3)
 
 
 def test_models_are_shown_with_their_blocks() -> None:

@@ -300,7 +300,7 @@ def test_without_a_seed_the_order_is_pytorchs() -> None:
     torch.manual_seed(5)
     ours = torch.cat(list(DataLoader(Options(), Numbers(40), shuffle=True))).flatten().tolist()
     torch.manual_seed(5)
-    theirs = torch.utils.data.DataLoader(Numbers(40), shuffle=True)  # type: ignore[var-annotated]
+    theirs = torch.utils.data.DataLoader(Numbers(40), shuffle=True)
     assert ours == torch.cat(list(theirs)).flatten().tolist()
 
 

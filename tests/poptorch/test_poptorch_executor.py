@@ -60,7 +60,7 @@ def test_options_are_frozen_and_the_executor_keeps_a_clone() -> None:
 
 def test_options_of_another_type() -> None:
     with pytest.raises(Error, match=r"Invalid type: 'options' is of type <class 'dict'> \(Expec"):
-        poptorch.inferenceModel(Model(), {})  # type: ignore[arg-type]
+        poptorch.inferenceModel(Model(), {})
 
 
 def test_inference_has_no_optimizer() -> None:
@@ -234,7 +234,7 @@ def test_a_bar_shows_how_far_compiling_is(shown: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stderr", Terminal())
     options = Options().showCompilationProgressBar(shown)
     poptorch.inferenceModel(nn.Identity(), options)(X)
-    written = sys.stderr.getvalue()  # type: ignore[attr-defined]  # a Terminal
+    written = sys.stderr.getvalue()
     assert ("Graph compilation:   0%|" in written) == shown
     assert ("Graph compilation: 100%|####################| 4/4 [" in written) == shown
 

@@ -268,7 +268,7 @@ def test_a_compiled_model_is_not_grouped(make: Any) -> None:
 
 def test_what_can_be_grouped_is_pickled_and_copied_as_it_was() -> None:
     model = Model(value=3.0)
-    model.w.note = "mine"  # type: ignore[attr-defined]
+    model.w.note = "mine"
     infer = poptorch.inferenceModel(model)
     assert infer.w is model.w and type(model.w) is not nn.Parameter
     assert b"gpusim" not in pickle.dumps(model.w)

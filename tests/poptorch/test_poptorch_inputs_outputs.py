@@ -306,7 +306,7 @@ def test_types_with_a_parser_go_in_and_come_out(infer: Any) -> None:
 
 def test_a_parser_that_is_none() -> None:
     with pytest.raises(Error, match="arg_parser must inherit from ICustomArgParser"):
-        poptorch.registerCustomArgParser(Pair, object())  # type: ignore[arg-type]
+        poptorch.registerCustomArgParser(Pair, object())
 
 
 def test_graphs_of_pytorch_geometric_go_in_where_it_is_installed(infer: Any) -> None:
@@ -332,7 +332,7 @@ def test_a_function_is_a_model(infer: Any) -> None:
 
 def test_what_cannot_be_called_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"^Expected a torch\.nn\.Module or a callable$"):
-        poptorch.inferenceModel(3)  # type: ignore[arg-type]
+        poptorch.inferenceModel(3)
 
 
 # ---------------------------------------------------------------- other arguments than compiled

@@ -903,7 +903,7 @@ assert options.clone().toDict()["random_seed"] == 3
 def test_a_seed_seeds_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     torch = types.ModuleType("torch")
-    torch.manual_seed = seeds.append  # type: ignore[attr-defined]
+    torch.manual_seed = seeds.append
     monkeypatch.setitem(sys.modules, "torch", torch)
     Options().randomSeed(42)
     assert seeds == [42]

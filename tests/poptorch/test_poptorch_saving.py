@@ -794,7 +794,7 @@ def test_tensors_share_what_they_shared() -> None:
     whole = torch.arange(12.0)
     parameter = nn.Parameter(torch.ones(2), requires_grad=False)
     tagged = torch.ones(1)
-    tagged.tag = "mine"  # type: ignore[attr-defined]
+    tagged.tag = "mine"
     value = {
         "views": [whole[2:4], whole.reshape(3, 4).T, whole],
         "same": (parameter, parameter, parameter.data),
@@ -843,7 +843,7 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 
     with monkeypatch.context() as patch:
         if fails in ("write", "interrupt"):
-            patch.setattr(zipfile._ZipWriteFile, "write", failing)  # type: ignore[attr-defined]
+            patch.setattr(zipfile._ZipWriteFile, "write", failing)
         else:
             patch.setattr(os, fails, failing)
         with pytest.raises(KeyboardInterrupt if fails == "interrupt" else OSError):

@@ -71,7 +71,7 @@ class Counting:
 
     def __init__(self, executor: poptorch.PoplarExecutor) -> None:
         self.count, self._copy = 0, executor.copyWeightsToHost
-        executor.copyWeightsToHost = self  # type: ignore[method-assign]
+        executor.copyWeightsToHost = self
 
     def __call__(self) -> None:
         self.count += 1

@@ -32,8 +32,8 @@ CLAIMS: dict[str, Callable[[], None]] = {
     "constants": calls.test_constants_and_inputs_from_the_host_are_not_changed_for_good,
 }
 CLAIMS |= {
-    f"views by {name}": lambda name=name: (  # type: ignore[misc]
-        calls.test_changes_of_views_and_of_what_they_view_are_one(name, False)
+    f"views by {name}": lambda name=name: calls.test_changes_of_views_and_of_what_they_view_are_one(
+        name, False
     )
     for name in calls.VIEWS
 }

@@ -239,7 +239,7 @@ def test_groups_without_one_stride_serve_no_collective() -> None:
 
 
 def test_inputs_are_the_signatures_tensors_then_those_of_graph_input() -> None:
-    def function(a, b, *rest, scale, factor=2.0, **more):  # type: ignore[no-untyped-def]
+    def function(a, b, *rest, scale, factor=2.0, **more):
         assert (scale, factor) == (0.5, 2.0)
         extra = popxl.graph_input((), popxl.int32, "extra")
         assert isinstance(rest, tuple) and set(more) == {"named"} and isinstance(b, list)

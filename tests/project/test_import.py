@@ -113,7 +113,7 @@ def test_dir_shows_the_public_names_and_completion_finds_them(name: str) -> None
     completer.curframe_locals = {"here": module}
     completer.curframe = sys._getframe()
     assert {f"here.{found}" for found in listed} <= {
-        *completer._complete_expression("here.", "here.", 0, 5)  # type: ignore[attr-defined]
+        *completer._complete_expression("here.", "here.", 0, 5)
     }
 
 

@@ -117,8 +117,8 @@ def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
     command = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (
-        subprocess.Popen(command, text=True, **pipes) as hangs,  # type: ignore[call-overload]
-        subprocess.Popen(command, text=True, **pipes) as idle,  # type: ignore[call-overload]
+        subprocess.Popen(command, text=True, **pipes) as hangs,
+        subprocess.Popen(command, text=True, **pipes) as idle,
     ):
         (tmp_path / str(hangs.pid)).write_text("test_that_hangs")
         (tmp_path / str(idle.pid)).write_text("")

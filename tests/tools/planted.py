@@ -57,7 +57,7 @@ def train(plant: str) -> None:
         y = ddp(x)  # forward
         loss = F.mse_loss(y.float(), x.float().roll(1, 1))
         loss.backward()  # backward
-        norm = torch.stack([p.grad.float().norm() ** 2 for p in model.parameters()])  # type: ignore[union-attr]
+        norm = torch.stack([p.grad.float().norm() ** 2 for p in model.parameters()])
         if not (plant == "missing" and step == 1):
             for _ in range(1 + (plant == "doubled" and step == 1)):
                 dist.all_reduce(norm)  # norm

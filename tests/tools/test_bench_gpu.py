@@ -199,9 +199,9 @@ def test_a_call_is_timed_behind_a_delay_and_queued_without_waiting(stand_in: Any
     timer = gpu.Timer(stand_in, shift=20)
     events: list[str] = []
     wait = timer.wait
-    timer.wait = lambda: (events.append("wait"), wait())[1]  # type: ignore[method-assign]
+    timer.wait = lambda: (events.append("wait"), wait())[1]
     sample = timer._sample
-    timer._sample = lambda call: (events.append("sample"), sample(call))[1]  # type: ignore[method-assign]
+    timer._sample = lambda call: (events.append("sample"), sample(call))[1]
     timer.measure(lambda: events.append("call"), seconds=0)
     rounds = "".join({"wait": "w", "call": "c", "sample": "s"}[event] for event in events)
     # Warm up; one alone; three rounds of many; then samples, each with a call and none with a wait.

@@ -353,10 +353,7 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
     assert [str(run.path) in tables[1] for run in (a, b)] == [True, True]
     with report.drawn(found) as figure:
         marks = {line.get_label(): line for line in figure.axes[0].get_lines()}
-        drawn = {
-            (int(x), float(y))
-            for x, y in zip(*marks["differs"].get_data(), strict=True)  # type: ignore[call-overload]
-        }
+        drawn = {(int(x), float(y)) for x, y in zip(*marks["differs"].get_data(), strict=True)}
     assert drawn == {
         (k, row.difference.relative_norm)
         for k, row in enumerate(found.rows)
@@ -364,7 +361,7 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
     }
     assert len(drawn) == seen
     assert set(marks) == {"differs", "equal"}
-    assert [int(x) for x in marks["equal"].get_xdata()] == [  # type: ignore[union-attr]
+    assert [int(x) for x in marks["equal"].get_xdata()] == [
         k for k, row in enumerate(found.rows) if row.results == 0
     ]
 

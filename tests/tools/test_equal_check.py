@@ -218,7 +218,7 @@ def test_watch_does_nothing_elsewhere() -> None:
     assert watch("scores", x) is x
     for name in (None, 3, b"scores"):
         with pytest.raises(TypeError, match="watch: name="):
-            watch(name, x)  # type: ignore[arg-type]
+            watch(name, x)
 
 
 def test_a_watched_tensor_and_its_gradient() -> None:

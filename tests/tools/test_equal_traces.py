@@ -181,7 +181,7 @@ def trace_of(
             [
                 (array, {"kind": "weight", "root": tag, "name": name})
                 for tag, model in models.items()
-                for name, array in model.items()  # type: ignore[union-attr]
+                for name, array in model.items()
             ]
         )
     return write_trace(folder, events, ends=ends)

@@ -481,7 +481,7 @@ def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_pa
 def test_a_third_of_the_tests_comes_first_and_says_something_of_every_file() -> None:
     items = [SimpleNamespace(nodeid=f"test_{f}.py::test[{n}]") for f in "abc" for n in range(40)]
     sorted_items = items.copy()
-    recorder.pytest_collection_modifyitems(SimpleNamespace(), sorted_items)  # type: ignore[arg-type]
+    recorder.pytest_collection_modifyitems(SimpleNamespace(), sorted_items)
     first = [item.nodeid for item in sorted_items[:30]]
     assert {name[5] for name in first} == {*"abc"} and first == sorted(first, key=first.index)
     assert {*map(id, items)} == {*map(id, sorted_items)}
@@ -655,7 +655,7 @@ def test_the_commands_for_a_borrowed_machine_are_short() -> None:
     for line in (first, second):
         assert len(line) <= 2000
         subprocess.run(["bash", "-n"], input=line, text=True, check=True)
-    limits = [int(re.search(r"--limit (\d+)", line)[1]) for line in (first, second)]  # type: ignore[index]
+    limits = [int(re.search(r"--limit (\d+)", line)[1]) for line in (first, second)]
     assert limits == [250, 540]
 
 

@@ -269,7 +269,7 @@ def test_maps_and_torch_distributed_are_compared(
     if planted:
         assert found.verdict is not None
         assert (found.verdict.kind, found.verdict.a) == ("collective", a.events[0].first)
-        assert [found.verdict.folds[side][0] for side in "ab"] == ["linear", "reverse"]  # type: ignore[index]
+        assert [found.verdict.folds[side][0] for side in "ab"] == ["linear", "reverse"]
     else:
         assert found.verdict is None, sentences(found)
         assert [row.results for row in found.rows] == [0] * 7
@@ -301,7 +301,7 @@ def test_what_record_refuses(tmp_path: Path) -> None:
         gpusim.collectives.psum(np.ones((2, 3)))
     assert len(read(tmp_path / "a").events) == 1
     with pytest.raises(TypeError, match="arrays='all': expected True, False or a range"):
-        with gpusim.record(tmp_path / "b", arrays="all"):  # type: ignore[arg-type]
+        with gpusim.record(tmp_path / "b", arrays="all"):
             pass
     with pytest.raises(ValueError, match="limit=-1"):
         with gpusim.record(tmp_path / "b", limit=-1):

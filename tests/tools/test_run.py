@@ -69,9 +69,9 @@ def forked(run: Callable[[], object], folder: Path) -> Ended:
                 os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
             try:
-                code = int(run() or 0)  # type: ignore[call-overload]
+                code = int(run() or 0)
             finally:
-                multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+                multiprocessing.util._exit_function()
         except SystemExit as error:
             code = int(error.code or 0)
         except BaseException:

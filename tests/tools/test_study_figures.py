@@ -55,7 +55,7 @@ def root(value: Fraction | int) -> Decimal:
 
 def direct(x: np.ndarray, setting: Setting) -> dict[str, float]:
     """The figures of one reduction, computed from fractions; none of its elements overflows."""
-    info = value_format(f"e{FIELDS[setting.record['dtype']]}").info  # type: ignore[union-attr]
+    info = value_format(f"e{FIELDS[setting.record['dtype']]}").info
     members = round_to(x, kernel_format(setting.dtype))
     reduced = collectives.pmean if setting.op == "mean" else collectives.psum
     result = reduced(members, reduction=setting.reduction(0)).value

@@ -126,7 +126,7 @@ def test_unknown_engines_are_refused() -> None:
     with pytest.raises(ValueError, match=r"order='gloo': expected one of 'linear', .* a twin"):
         Reduction(order="gloo")
     with pytest.raises(ValueError, match="order="):
-        Reduction(order=3)  # type: ignore[arg-type]
+        Reduction(order=3)
 
 
 def test_what_an_engine_does_not_do_is_refused() -> None:

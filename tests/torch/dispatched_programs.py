@@ -179,9 +179,7 @@ class Wrapped(Tensor):
         self.inner = inner
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def unwrapped(value: Any) -> Any:
             return value.inner if isinstance(value, Wrapped) else value
 
@@ -271,7 +269,7 @@ def fake() -> Results:
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-        shapes = [list(each.grad.to_local().shape) for each in model.parameters()]  # type: ignore[union-attr]
+        shapes = [list(each.grad.to_local().shape) for each in model.parameters()]
         x = torch.ones(3)
         dist.all_reduce(x)
     found["type"], found["shapes"] = told(type(x).__name__), told(shapes)

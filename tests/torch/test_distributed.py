@@ -171,7 +171,7 @@ def test_nothing_of_a_launch_is_left() -> None:
 def test_launch_arguments() -> None:
     assert launch(lambda rank, a, b: (rank, a, b), 2, (5, "x")) == [(0, 5, "x"), (1, 5, "x")]
     with pytest.raises(TypeError, match="launch needs a function"):
-        launch(3, 2)  # type: ignore[arg-type]
+        launch(3, 2)
     with pytest.raises(ValueError, match="ranks=0: expected an integer from 1"):
         launch(print, 0)
     with pytest.raises(ValueError, match="schedule='quick': expected one of"):

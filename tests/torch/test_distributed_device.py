@@ -345,7 +345,7 @@ def test_files_load_on_a_device_that_is_named(tmp_path: Path) -> None:
 def test_device_id_of_a_group(given: Any) -> None:
     def use(rank: int) -> object:
         dist.init_process_group(device_id=given)
-        bound = dist.group.WORLD.bound_device_id  # type: ignore[union-attr]
+        bound = dist.group.WORLD.bound_device_id
         return bound, dist.get_backend()
 
     bound = None if given is None else torch.device("cuda", 0)
@@ -436,7 +436,7 @@ def test_what_needs_a_gpu_is_refused_by_name(name: str) -> None:
     with pytest.raises(ReplicaError) as caught:
         run(lambda rank: function(), 2)
     with pytest.raises(type(caught.value.__cause__), match=words):
-        raise caught.value.__cause__  # type: ignore[misc]
+        raise caught.value.__cause__
 
 
 @torch.library.custom_op("gpusim_tests::noisy", mutates_args=())

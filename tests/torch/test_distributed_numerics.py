@@ -155,7 +155,7 @@ def test_premul_sum_multiplies_each_ranks_input(order: str, dtype: torch.dtype) 
         if factor is None:  # by hand
             x *= torch.tensor(0.3, dtype=dtype)
         else:
-            op = dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+            op = dist._make_nccl_premul_sum(factor)
         before = x.clone()
         all_reduced, reduced, coalesced = x.clone(), x.clone(), x.clone()
         outs = [torch.empty(2, dtype=dtype) for _ in range(3)]
@@ -181,7 +181,7 @@ def test_premul_sum_multiplies_each_ranks_input(order: str, dtype: torch.dtype) 
 def test_premul_sum_is_refused_where_nccl_or_the_twin_has_none() -> None:
     def program(rank: int, x: Tensor, factor: Any) -> None:
         start()
-        dist.all_reduce(x.clone(), dist.ReduceOp.PREMUL_SUM(factor))  # type: ignore[operator]
+        dist.all_reduce(x.clone(), dist.ReduceOp.PREMUL_SUM(factor))
 
     for x, factor, said in (
         (torch.ones(2, dtype=torch.int64), 0.5, "PREMUL_SUM is for float16.*got torch.int64"),

@@ -163,7 +163,7 @@ def test_the_cpu_plays_gpus_of_processes() -> None:
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
         x = torch.full((3,), 1.0 + rank, device=f"cuda:{rank}")
-        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))  # type: ignore[attr-defined]
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
         pair = dist.split_group(split_ranks=[[0, 2], [1]])
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1).cuda(), [rank])
         model(x * rank).sum().backward()

@@ -254,7 +254,7 @@ def test_threads_that_have_ended_are_freed_at_once() -> None:
         assert thread.ran
         assigned = threading.Thread()
         run = lambda: None  # noqa: E731  # an attribute, as of a subclass
-        assigned.run = run  # type: ignore[method-assign]
+        assigned.run = run
         assigned.start()
         assigned.join()
         assert assigned.run is run

@@ -313,7 +313,7 @@ def test_the_path_is_that_of_the_caller(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_recorder_arguments(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"launch: recorder='calls\.jsonl': expected"):
-        launch(disagree_not, 2, recorder="calls.jsonl")  # type: ignore[arg-type]
+        launch(disagree_not, 2, recorder="calls.jsonl")
     with pytest.raises(ValueError, match="keep=-1: expected a number of calls from 0"):
         Recorder(keep=-1)
     with pytest.raises(FileNotFoundError):

@@ -113,7 +113,7 @@ class Subclass(torch.Tensor):
     pass
 
 
-class Options(bindings.AllreduceOptions):  # type: ignore[misc,name-defined]
+class Options(bindings.AllreduceOptions):
     pass
 
 
@@ -127,7 +127,7 @@ NOT_PLANNED: dict[str, tuple[Any, ...]] = {
     "a sparse tensor": ([torch.eye(2).to_sparse()],),
     "a meta tensor": ([torch.ones(2, device="meta")],),
     "a subclass": ([torch.ones(2).as_subclass(Subclass)],),
-    "a factor": ([torch.ones(2)], options(reduceOp=dist._make_nccl_premul_sum(2.0))),  # type: ignore[attr-defined]
+    "a factor": ([torch.ones(2)], options(reduceOp=dist._make_nccl_premul_sum(2.0))),
     "options of a program's": ([torch.ones(2)], Options()),
     "a number with a fraction": ([torch.ones(2)], 0.5),
     "an object": ([torch.ones(2)], object()),

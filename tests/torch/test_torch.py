@@ -404,7 +404,7 @@ def test_wrong_arguments_are_refused_in_the_words_of_lax(name: str, map_: str) -
 
 
 MISUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no function": (lambda: gt.vmap(3), TypeError, "vmap needs a function"),  # type: ignore[arg-type]  # the case
+    "no function": (lambda: gt.vmap(3), TypeError, "vmap needs a function"),
     "in_dims": (lambda: gt.vmap(lambda x: x, "x"), TypeError, "vmap in_dims must be"),
     "count": (lambda: gt.vmap(lambda x: x, (0, 0))(X), ValueError, "len\\(in_dims\\)=2 for 1"),
     "sizes": (lambda: gt.vmap(lambda x, y: x)(X, X[:2]), ValueError, "inconsistent sizes"),

@@ -248,7 +248,7 @@ def test_a_data_parallel_step_is_that_of_a_plain_loop() -> None:
         ((torch.tanh(a @ leaves["in"] + leaves["bias"]) @ leaves["out"] - b) ** 2).mean()
         for a, b in zip(x, y, strict=True)
     ]
-    (sum(losses) / 5).backward()  # type: ignore[union-attr]  # a tensor, there being losses
+    (sum(losses) / 5).backward()
     how: dict[str, Any] = {"in_dims": (None, 0, 0), "out_dims": None, "axis_name": "i"}
     for found in (gt.vmap(step, **how)(w, x, y), gt.pmap(step, **how)(w, x, y)):
         for name, leaf in leaves.items():

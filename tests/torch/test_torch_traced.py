@@ -297,7 +297,7 @@ def test_axes_for_tracing_compute_nothing() -> None:
         gt.psum(torch.ones(2), "i")
     with pytest.raises(ValueError, match="at least 1"), gt.trace_axes({"i": 0}):
         pass
-    with pytest.raises(TypeError, match="must be integers"), gt.trace_axes({"i": None}):  # type: ignore[dict-item]  # the case
+    with pytest.raises(TypeError, match="must be integers"), gt.trace_axes({"i": None}):
         pass
 
 

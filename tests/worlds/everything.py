@@ -254,7 +254,7 @@ def nested_cases(replicas: int) -> Iterator[Case]:
                 (x,),
             )
         yield f"axis_index {names}", two(lambda v, n=names: lax.axis_index(n) + 0 * v[0]), (x,)
-        size = {"i": replicas, "j": 3}.get(names, 3 * replicas)  # type: ignore[call-overload]
+        size = {"i": replicas, "j": 3}.get(names, 3 * replicas)
         y = values(replicas, (3, size, 2), np.int32)
         yield f"all_to_all {names}", two(lambda v, n=names: lax.all_to_all(v, n, 0, 0)), (y,)
         yield f"all_gather {names}", two(lambda v, n=names: lax.all_gather(v, n)), (y,)

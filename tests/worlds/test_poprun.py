@@ -60,8 +60,8 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpusim.tools.launch", *arguments, sys.executable, str(script)],
             env=environ | {name: value, "PYTHONPATH": str(ROOT)},
-            stdin=options.get("stdin", subprocess.DEVNULL),  # type: ignore[call-overload]
-            cwd=options.get("cwd"),  # type: ignore[call-overload]
+            stdin=options.get("stdin", subprocess.DEVNULL),
+            cwd=options.get("cwd"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -137,7 +137,7 @@ def test_maps_in_a_world_map_over_its_replicas() -> None:
 
 def test_wrong_worlds_are_refused() -> None:
     with pytest.raises(ValueError, match="check='values': expected True, False or \"calls\""):
-        gpusim.World([2], check="values")  # type: ignore[arg-type]  # deliberately
+        gpusim.World([2], check="values")
     with pytest.raises(ValueError, match="replicas=0: expected a positive number"):
         gpusim.World.from_environment(0, environ={})
     with pytest.raises(ValueError, match="every instance must hold at least one"):

@@ -319,7 +319,7 @@ def _getrs(dtype, handle, trans, n, count, a, lda, pivots, b, ldb, info):
 
 
 def addresses(table: int, count: int) -> list[int]:
-    return memory(table, np.int64, (count,)).tolist()  # type: ignore[no-any-return]
+    return memory(table, np.int64, (count,)).tolist()
 
 
 @for_each_dtype(cublas, "?getrfBatched")

@@ -88,7 +88,7 @@ def driver(launched: Callable[[np.ndarray], None] = lambda arguments: None) -> d
                     HOST.launches.clear()
                 launched(struct)
 
-            run.ptr = name  # type: ignore[attr-defined]
+            run.ptr = name
             return run
 
     def set_attribute(function: str, attribute: int, value: int) -> None:
