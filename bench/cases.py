@@ -188,7 +188,7 @@ class Case:
 
     @property
     def moved_bytes(self) -> int:
-        """What must be read once and written once, where every replica's result is kept apart only
+        """The bytes that must be read once and written once, where every replica's result is kept apart only
         if it differs."""
         one = self.elements * self.dtype.itemsize
         if self.collective in FOLDS:

@@ -30,7 +30,7 @@ PSUM, INSERTED = "psum in shard_map", "x.sum(0)"
 
 @dataclass(frozen=True)
 class Case:
-    """What a process measures at a time: a program with each of the reductions, and without."""
+    """The measurements of one process: a program with each of the reductions, and without."""
 
     measures: str
     program: str

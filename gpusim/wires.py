@@ -29,7 +29,7 @@ _MX = ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4
 
 @dataclass(frozen=True, repr=False)
 class Wire:
-    """What a value becomes wherever a replica sends it: rounded, often with a scale by block.
+    """A wire format: values that a replica sends are rounded to it, often with a scale by block.
 
     The documentation's page on numerics says, under "On the wire", what is sent, and the bits.
 

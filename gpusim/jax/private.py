@@ -1,4 +1,4 @@
-"""What gpusim uses of JAX's private interface. Nothing else of gpusim imports from `jax._src`.
+"""The part of JAX's private interface that gpusim uses: no other file imports from `jax._src`.
 
 Made for jax 0.10.2 and 0.12: `tests/jax/test_private.py` says what each name is taken to do, and
 `make test-newest` runs it with the newest JAX. A name that is gone is an error as this module is

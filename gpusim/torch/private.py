@@ -1,4 +1,4 @@
-"""What gpusim uses of torch's private interface: all of it, and nothing of it elsewhere.
+"""The part of torch's private interface that gpusim uses: all of it, and nothing of it elsewhere.
 
 A torch that lacks one of these names fails here, on import, and `tests/torch/test_private.py` shows
 what each has to do. The operations on lists of tensors, `torch._foreach_...`, are private by their

@@ -1,4 +1,4 @@
-"""What is checked of XLA's own bits, of refusals and of errors, on the devices of this process."""
+"""Checks of XLA's own bits, of refusals and of errors, on the devices of this process."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def xlas_sums_have_its_bits() -> None:
 
 
 def sums_of_constants_are_multiplied_by_xla() -> None:
-    """The documented exception: in XLA's program is no sum to have the bits of."""
+    """The documented exception: XLA's program lacks a sum there, so that bits cannot agree."""
     x = drawn("float32", 2)
     programs = []
     for reduction in (None, XLAS):

@@ -1,4 +1,4 @@
-"""What each name of gpusim/jax/private.py is taken to do, on the devices of this process.
+"""Each name of gpusim/jax/private.py does what gpusim takes it to do, on this process's devices.
 
 `test_private.py` runs these functions in a child of four devices. Each name stands in one of them.
 """
@@ -315,7 +315,7 @@ def primitives_run_by_themselves() -> None:
 
 
 def within(function: Callable[[Any], Any], *, check: bool) -> Any:
-    """What a function returns as it is traced on one device."""
+    """The result of a function as it is traced on one device."""
     found = []
 
     def local(x: Any) -> Any:
@@ -388,7 +388,7 @@ def of_one(found: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `compile_or_get_cached` is called with as a program is compiled."""
+    """The arguments of `compile_or_get_cached` as a program is compiled."""
     found = []
     jax_compile = private.compiler.compile_or_get_cached
 

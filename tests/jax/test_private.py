@@ -1,4 +1,4 @@
-"""What gpusim uses of JAX's private interface does what gpusim takes it to do, in any JAX."""
+"""The part of JAX's private interface that gpusim uses does what gpusim takes it to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = [path for path in ROOT.rglob("*.py") if path != PRIVATE]
 NAMES = Path(__file__).with_name("private_names.py")
 
 MODULES = "jax._src", "jaxlib"
-"""What is in these is private, whatever its name."""
+"""Everything in these is private, whatever its name."""
 
 DIALECTS = "compiler", "hlo", "sdy"
 """Modules of private.py of which each name that gpusim uses has a test."""

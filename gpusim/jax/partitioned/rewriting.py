@@ -42,7 +42,7 @@ DTYPES = {
 """The element types that gpusim adds in an order, and their names in NumPy and ml_dtypes."""
 
 SHOWN = 3
-"""Of the sums of a program, so many are named in a warning."""
+"""The number of a program's sums that a warning names."""
 
 COLLECTIVES = {"stablehlo.add": "psum", "stablehlo.maximum": "pmax", "stablehlo.minimum": "pmin"}
 """By the operation of two elements, the collective."""

@@ -169,7 +169,7 @@ def _in_order_of(a: Run, b: Run) -> Run:
 
 
 def _token(run: Run, event: Event, same: bool) -> Hashable:
-    """What both runs have to have in common for their events to correspond."""
+    """The part of an event that both runs share where their events correspond."""
     calls = [event.calls[rank] for rank in sorted(event.calls)]
     if not same:
         first = event.first

@@ -65,7 +65,7 @@ def shorten(site: str) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the comparison has found, in sentences; the first one is the answer."""
+    """The result of the comparison, in sentences; the first one is the answer."""
     found, a, b = comparison.verdict, comparison.a, comparison.b
     cut = [
         f"The record of {name} has no end: its last calls may lack results."

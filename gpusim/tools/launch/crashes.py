@@ -1,4 +1,4 @@
-"""What instances write on standard error when they fail: held back, and read.
+"""Standard error of instances that fail: held back, and read.
 
 A failed run would show the traceback of every instance, most of them of errors that the first one
 has caused. So what looks like the end of an instance is held back, until the run has failed and the

@@ -115,7 +115,7 @@ def blocking_instance(
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a failed run.
+    """The facts known of a failed run.
 
     **Arguments**:
 
@@ -201,7 +201,7 @@ def _how(instance: int, failure: Failure | None, run: Run) -> str:
 
 
 def _doing(instance: int, first: int | None, run: Run) -> tuple[str, str]:
-    """What an instance was doing, or how it failed after the first, as a verb and a text."""
+    """The last act of an instance, or how it failed after the first, as a verb and a text."""
     own, found = run.crashes.get(instance), run.activities.get(instance)
     crash = None if first is None else run.crashes.get(first)
     if own and own.kind not in ("InstanceError", "KeyboardInterrupt"):

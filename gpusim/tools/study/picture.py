@@ -273,7 +273,7 @@ def _markers(settings: list[Setting], *, by_levels: bool) -> list[Any]:
 
 
 def _values(rows: list[Row], metric: str) -> tuple[Any, Any]:
-    """What is drawn of a figure, and its spread."""
+    """The values of a figure that are drawn, and their spread."""
     found = np.array([getattr(row.mean, metric) for row in rows])
     spread = np.array([getattr(row.spread, metric) for row in rows])
     size: Callable[[Any], Any] = np.abs if metric in SIGNED else np.asarray

@@ -172,7 +172,7 @@ def _records(file: IO[bytes], path: Path | None) -> Iterator[tuple[bytes, dict[s
 
 
 def _described(path: Path) -> str:
-    """What an existing file holds, and what can be done with it."""
+    """The contents of an existing file, and what can be done with it."""
     try:
         with open(path, "rb") as file:
             header = json.loads(file.readline())

@@ -1,4 +1,4 @@
-"""What a failed test says of its ranks: exceptions, their places, and ranks in words."""
+"""The report of a failed test on its ranks: exceptions, their places, and ranks in words."""
 
 from __future__ import annotations
 

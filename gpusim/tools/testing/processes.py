@@ -135,7 +135,7 @@ def is_consequence(report: pytest.TestReport) -> bool:
 
 
 def read_reports(config: pytest.Config, path: Path) -> list[pytest.TestReport]:
-    """What one process has written; less if it was killed."""
+    """The output of one process; less if it was killed."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):

@@ -117,7 +117,7 @@ def reduced(reduction: Reduction | None) -> Iterator[None]:
 
 
 class Captured(NamedTuple):
-    """What `capsys.readouterr` returns."""
+    """The pair that `capsys.readouterr` returns."""
 
     out: str
     err: str
@@ -168,7 +168,7 @@ class RankCapsys:
         self._outputs = outputs
 
     def readouterr(self) -> Captured:
-        """What this rank has written since the last call."""
+        """The output of this rank since the last call."""
         kept = self._outputs.local.kept
         return Captured(*(kept.pop(stream, "") for stream in self._outputs.streams))
 
@@ -384,7 +384,7 @@ class MarkedTest:
         return [f"{names(ranks)} skipped the test ({why})" for why, ranks in reasons.items()]
 
     def describe_wait(self, rank: int, trace: TracebackType | None) -> str:
-        """What a rank did when it was ended."""
+        """The place at which a rank was ended."""
         waits_for: str = getattr(self.ranks.get(rank), "waits_for", "")
         if waits_for:
             operation, _, site = waits_for.rpartition(" at ")

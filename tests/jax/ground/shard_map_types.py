@@ -38,7 +38,7 @@ def place(x: Any, *spec: Any, **kinds: Any) -> Any:
 
 
 def parts(x: Any) -> list[Any]:
-    """What each device has of an array; addends of an unreduced one."""
+    """Each device's part of an array; addends of an unreduced one."""
     return [shard.data for shard in x.addressable_shards]
 
 

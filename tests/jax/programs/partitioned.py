@@ -216,7 +216,7 @@ class _Run:
     def _local(
         self, name: str, wanted: tuple[str, ...], values: dict[str, list[Everywhere]]
     ) -> dict[str, list[Everywhere]]:
-        """What each device computes by itself."""
+        """The part that each device computes by itself."""
         executable, parameters = self.program.part(name, wanted, tuple(values))
         each_device = []
         for device in range(self.devices):
@@ -354,7 +354,7 @@ def moved(each: hlo.Instruction, values: list[Any], devices: int) -> Everywhere:
 
 
 def agreed(values: Everywhere) -> int:
-    """What all devices have."""
+    """The values that all devices have."""
     distinct = {np.asarray(value).item() for value in values}
     assert len(distinct) == 1, distinct
     return distinct.pop()

@@ -338,7 +338,7 @@ def moved_arrays(d: Draw) -> list[Any]:
 
 
 def moves(d: Draw) -> Block:
-    """What moves elements, and adds none."""
+    """Operations that move elements, and add none."""
     arrays = moved_arrays(d)
     ordered = ORDERED if d.dtype != "complex64" else {}
     found = d.one(*MOVES.values(), *ordered.values())

@@ -1,4 +1,4 @@
-"""What a check of programs hears of the streams and events that the CPU plays.
+"""A check's view of the streams and events that the CPU plays.
 
 Streams and events do their work at once here. A check follows what a GPU would wait for, and what
 the host would.

@@ -1,4 +1,4 @@
-"""What a rank did, for the parts of the check that compare ranks."""
+"""The acts of a rank, for the parts of the check that compare ranks."""
 
 from __future__ import annotations
 

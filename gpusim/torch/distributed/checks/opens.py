@@ -1,4 +1,4 @@
-"""What the check hears of a rank's files: from Python's audit events, and where C++ opens them."""
+"""The check's view of a rank's files: from Python's audit events, and where C++ opens them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ REFUSALS: Mapping[str, Refusals] = {
 
 
 def check_operands(watch: Watch, call: Call) -> list[tuple[str, str]]:
-    """What an engine refuses of a call that is about to be posted, and its aliases.
+    """Refusals of an engine for a call that is about to be posted, and its aliases.
 
     **Returns**: the kind and text of each finding.
     """
@@ -161,7 +161,7 @@ def _layouts(engine: str, call: Call, tensors: Sequence[Tensor]) -> Iterator[tup
 
 
 def _aliases(call: Call) -> Iterator[str]:
-    """What is wrong with the memory that operands of one call share."""
+    """Faults of the memory that operands of one call share."""
     given, place, size = call.given, call.group.rank(), call.group.size()
     outputs = [spans_of([each]) for each in given.written]
     for first, one in enumerate(outputs):

@@ -41,7 +41,7 @@ def _in_batch(watch: Any, real: Any, /, *args: Any, **named: Any) -> Any:
 
 
 def analyse(logs: Sequence[Log], failure: str = "") -> list[Finding]:
-    """What the ranks' orders of calls say; `failure` is the text of the launch's error."""
+    """Findings from the ranks' orders of calls; `failure` is the text of the launch's error."""
     members = members_of(logs)
     posts = [posts_of(log) for log in logs]
     return [

@@ -12,7 +12,7 @@ from .log import Log
 __all__ = ["Optimizer", "Replicas", "optimizers"]
 
 Rows = dict[int, dict[str, Any]]
-"""What each rank has noted of one optimizer."""
+"""The notes of each rank on one optimizer."""
 
 
 @dataclass

@@ -70,7 +70,7 @@ class MakerListener(Protocol):
 
 
 class Effects(NamedTuple):
-    """What a schema says of an operator: the places of the arguments it writes, and how."""
+    """An operator's schema: the places of the arguments that it writes, and how."""
 
     is_view: bool
     reads: bool
@@ -85,7 +85,7 @@ PURE_WRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_")
 
 @lru_cache(None)
 def effects_of(operator: Any) -> Effects:
-    """What an operator does to its arguments."""
+    """The effect of an operator on its arguments."""
     schema = schema_of(operator)
     name = schema.name.partition("::")[2]
     written: set[int | str] = set()

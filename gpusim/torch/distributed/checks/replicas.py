@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 
 
 class Steps:
-    """What is noted of an optimizer with one list of parameters."""
+    """Notes on an optimizer with one list of parameters."""
 
     def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -247,7 +247,7 @@ class Replicas:
         del self._flats[:-64]
 
     def _describe(self, steps: Steps, parameters: Sequence[Tensor]) -> None:
-        """What ranks have to have alike."""
+        """The values that ranks have to have alike."""
         modules = [each() for each in (*self._ddp, *self.modules)]
         names = names_of([each for each in modules if each is not None])
         groups = ddp_groups([each() for each in self._ddp])

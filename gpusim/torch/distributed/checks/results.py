@@ -69,7 +69,7 @@ class Result:
 
 # Owner: the rank's thread.
 class Results:
-    """What becomes of the results of a rank's calls."""
+    """The fate of the results of a rank's calls."""
 
     def __init__(self, watch: Watch, is_script: bool) -> None:
         self.watch, self.is_script = watch, is_script

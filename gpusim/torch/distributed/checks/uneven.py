@@ -124,7 +124,7 @@ class _Stall:
         return (post.group, post.operation, *post.ends, post.about.get("tag", 0))
 
     def findings(self) -> Iterator[Finding]:
-        """What the ranks wait for: ranks that have returned, or each other."""
+        """The reason for which ranks wait: ranks that have returned, or each other."""
         found = list(self._of_returned())
         if found:
             yield from found

@@ -64,7 +64,7 @@ GAVE_UP = "gave up"
 # Owner: the rank's own thread, which alone makes calls and runs the program. In processes the
 # object is made after the fork.
 class Watch:
-    """What a rank's part of the check knows.
+    """The knowledge of a rank's part of the check.
 
     **Attributes**: `engine` is the engine whose rules hold, "" for the one that the program names;
     `is_busy` says that the check's own code runs, whose operators are not the program's.
