@@ -188,8 +188,7 @@ class Case:
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that must be read once and written once, where every replica's result is kept apart only
-        if it differs."""
+        """The bytes to read once and write once; a replica's result is kept apart if it differs."""
         one = self.elements * self.dtype.itemsize
         if self.collective in FOLDS:
             return (self.replicas + 1) * one

@@ -3,7 +3,7 @@ A schedule, a number of members and a size compile to a chain schedule or a redu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from .formats import kind_of, real_of
+from .graphs import (
+    ChainSchedule,
+    GraphSchedule,
+    ReductionGraph,
+    binary_additions,
+    neighbour_additions,
+    pairs_first_additions,
+    power_below,
+)
 from .operators import ARITHMETIC_OPS
 from .orders import EXACT, FIXED, ORDERS, ring_bounds
+from .trees import Trees, compile_trees
 
 __all__ = [
     "Balanced",
@@ -22,12 +32,14 @@ __all__ = [
     "CompiledOrder",
     "Exact",
     "Fold",
+    "GraphSchedule",
     "Loops",
     "Order",
     "ReductionGraph",
     "Schedule",
     "Segments",
     "Tree",
+    "Trees",
     "Walk",
     "check_order",
     "compile_order",
@@ -181,7 +193,7 @@ class Exact:
     """The exact sum of all members, rounded once."""
 
 
-Fold = Walk | Tree | Binary | Exact
+Fold = Walk | Tree | Binary | Exact | Trees
 
 
 @dataclass(frozen=True)
@@ -212,7 +224,7 @@ class Case:
         fewest, most = self.members
         least, below = self.bytes
         size = elements * itemsize
-        limits = {None: elements + 1, "members": members, "power": _power(members)}
+        limits = {None: elements + 1, "members": members, "power": power_below(members)}
         return (
             fewest <= members
             and (most is None or members <= most)
@@ -258,6 +270,10 @@ class Schedule:
         sums = op == "sum" and members > 1 and kind_of(dtype) in ("float", "complex")
         return self.from_zero and sums
 
+    def concerns(self, op: str, dtype: np.dtype[Any]) -> bool:
+        """Whether the order of such members matters; where it does not, they need no case."""
+        return True
+
     def accumulator(self, op: str, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """The default accumulator of such members; None is the contract's.
 
@@ -282,46 +298,9 @@ class Schedule:
         )
 
 
-@dataclass(frozen=True)
-class ChainSchedule:
-    """A chain per block: that of elements edges[k]..edges[k + 1]-1 starts at member starts[k].
-
-    It visits the members up (`step` 1) or down (-1), and around.
-    """
-
-    edges: tuple[int, ...]
-    starts: tuple[int, ...]
-    step: int
-
-
-@dataclass(frozen=True)
-class ReductionGraph:
-    """Additions of two nodes each: the members are nodes 0..R-1, and addition k makes node R + k.
-
-    Addition k is step k + 1 of the enumeration that numbers roundings. `postfix` is the same graph
-    for a machine with a stack: m pushes member m, and -k replaces the last two values by addition
-    k - 1.
-    """
-
-    additions: tuple[tuple[int, int], ...]
-    postfix: tuple[int, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "postfix", tuple(_postfix(self.additions)))
-
-    @property
-    def depth(self) -> int:
-        """The number of values that a machine with a stack holds at once."""
-        depth = most = 0
-        for instruction in self.postfix:
-            depth += 1 if instruction >= 0 else -1
-            most = max(most, depth)
-        return most
-
-
 Order = str | Schedule
 #: The order that kernels follow. The orders with names have fast code paths.
-CompiledOrder = str | ChainSchedule | ReductionGraph
+CompiledOrder = str | ChainSchedule | ReductionGraph | GraphSchedule
 
 
 def check_order(order: Order) -> Order:
@@ -342,14 +321,16 @@ def compile_order(order: Order, *, members: int, elements: int, itemsize: int) -
     fold = order.fold_of(members, elements, itemsize)
     if isinstance(fold, Exact):
         return EXACT
+    if isinstance(fold, Trees):
+        return compile_trees(fold, members)
     if isinstance(fold, Walk):
         return _chains(fold, members, elements, itemsize)
     if isinstance(fold, Binary):
-        return _graph(_binary(members), members)
-    power = _power(members)
+        return _graph(binary_additions(members), members)
+    power = power_below(members)
     if not fold.pairs_first or members == power:
         return "tree"
-    return _graph(_pairs_first(members, power), members)
+    return _graph(pairs_first_additions(members), members)
 
 
 def _chains(chain: Walk, members: int, elements: int, itemsize: int) -> str | ChainSchedule:
@@ -372,62 +353,11 @@ def _chains(chain: Walk, members: int, elements: int, itemsize: int) -> str | Ch
 @lru_cache(maxsize=16)
 def neighbours(members: int) -> ReductionGraph:
     """The additions of order="tree"."""
-    additions: list[tuple[int, int]] = []
-    level = list(range(members))
-    while len(level) > 1:
-        first = members + len(additions)
-        additions += zip(level[::2], level[1::2], strict=False)
-        odd = level[-1:] if len(level) % 2 else []
-        level = [*range(first, first + len(level) // 2), *odd]
-    return ReductionGraph(tuple(additions))
+    return ReductionGraph(tuple(neighbour_additions(members)))
 
 
 def _graph(additions: list[tuple[int, int]], members: int) -> str | ReductionGraph:
     return ReductionGraph(tuple(additions)) if members > 1 else "linear"
-
-
-def _pairs_first(members: int, power: int) -> list[tuple[int, int]]:
-    extra = members - power
-    additions = [(2 * pair, 2 * pair + 1) for pair in range(extra)]
-    level = [*range(members, members + extra), *range(2 * extra, members)]
-    while len(level) > 1:
-        first = members + len(additions)
-        additions += zip(level[::2], level[1::2], strict=True)
-        level = [*range(first, first + len(level) // 2)]
-    return additions
-
-
-def _binary(members: int) -> list[tuple[int, int]]:
-    """The last nodes first, so that children come before their parents."""
-    additions: list[tuple[int, int]] = []
-    node = list(range(members))
-    for r in range(members - 1, -1, -1):
-        width = 1 << ((r + 1).bit_length() - 1)
-        for child in (r + width, r + 2 * width):
-            if child < members:
-                additions.append((node[child], node[r]))
-                node[r] = members + len(additions) - 1
-    return additions
-
-
-def _postfix(additions: tuple[tuple[int, int], ...]) -> list[int]:
-    """The graph's last node, depth first: m is member m, and -k the addition that is step k."""
-    members = len(additions) + 1
-    found: list[int] = []
-    waiting = [2 * members - 2]
-    while waiting:
-        node = waiting.pop()
-        if node < members:
-            found.append(node)  # a member, or an addition whose operands are there
-        else:
-            left, right = additions[node - members]
-            waiting += [-(node - members + 1), right, left]
-    return found
-
-
-def _power(members: int) -> int:
-    """The largest power of two of at most `members`."""
-    return 1 << (members.bit_length() - 1)
 
 
 def _multiple(number: int, unit: int) -> int:

@@ -20,6 +20,7 @@ from .runners.threads import Around, Launch, Rank, environment_of
 
 if TYPE_CHECKING:
     from .checks import Check
+    from .faults.plans import Fault
 
 __all__ = ["launch", "run_ranks"]
 
@@ -136,6 +137,9 @@ def run_ranks(
     seed: int = 0,
     preload: Sequence[str] = (),
     check: bool | str | Check = False,
+    faults: Sequence[Fault] = (),
+    attempt: int = 0,
+    mortal: bool = False,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`.
 
