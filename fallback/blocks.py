@@ -23,7 +23,7 @@ from .operators import LOGICAL_OPS
 from .orders import EXACT, ring_bounds
 from .plan import FoldPlan, plan_fold
 from .rings import ring_runs
-from .schedules import ChainSchedule, ReductionGraph
+from .schedules import ChainSchedule, GraphSchedule, ReductionGraph
 from .spec import Extent, FoldSpec
 
 Strides = tuple[tuple[int, ...], ...]
@@ -129,7 +129,7 @@ class BlockPlan:
         plan, width = self.plan, self.size
         if plan.order == EXACT:
             return True
-        if isinstance(plan.order, ReductionGraph):
+        if isinstance(plan.order, ReductionGraph | GraphSchedule):
             return False
         if plan.in_blocks:
             blocks = len(plan.order.starts) if isinstance(plan.order, ChainSchedule) else plan.count
@@ -183,8 +183,8 @@ class BlockPlan:
                     yield starts[block], layout.around(box)
 
     def _ring(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The bounds of the blocks of the flattened value, and the first member of each."""
-        if isinstance(self.plan.order, ChainSchedule):
+        """The bounds of the flattened value's blocks, and the first member or the graph of each."""
+        if isinstance(self.plan.order, ChainSchedule | GraphSchedule):
             return self.plan.order.edges, self.plan.order.starts
         return ring_bounds(self.layout.total, self.plan.count), range(self.plan.count)
 

@@ -15,14 +15,16 @@ from .jobs import FoldJob, Kernel, Operand
 from .orders import EXACT, visits
 from .rings import load_ring
 from .running import reduce_rows
-from .schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from .schedules import ChainSchedule, CompiledOrder, GraphSchedule, ReductionGraph
+from .wide import add_wide
 
 
 def by_member(order: CompiledOrder) -> Kernel:
     """The code path with a few NumPy calls per member, for boxes of thousands of elements."""
     if order == "tree":
         return _tree_by_member
-    return _graph_by_member if isinstance(order, ReductionGraph) else _sequence_by_member
+    graphs = isinstance(order, ReductionGraph | GraphSchedule)
+    return _graph_by_member if graphs else _sequence_by_member
 
 
 def _sequence_by_member(job: FoldJob) -> None:
@@ -80,11 +82,21 @@ def _tree_by_member(job: FoldJob) -> None:
 
 def _graph_by_member(job: FoldJob) -> None:
     """Each addition once its operands are there."""
-    assert isinstance(job.order, ReductionGraph)
+    graph = job.order
+    if isinstance(graph, GraphSchedule):
+        graph = graph.graphs[job.block.start]
+    assert isinstance(graph, ReductionGraph)
     stack: list[Operand] = []
-    for instruction in job.order.postfix:
+    for instruction in graph.postfix:
         if instruction >= 0:
             stack.append(job.operand(instruction))
+            continue
+        if graph.adders and (adder := graph.adders[-instruction - 1]) is not None:
+            terms = len(graph.additions[-instruction - 1])
+            total = add_wide(job, adder, [term for term, _, _ in stack[-terms:]])
+            for _, buffer, _ in stack[-terms:]:
+                job.give(buffer)
+            stack[-terms:] = [(total, total, math.inf)]
             continue
         right, second, reach = stack.pop()
         left, first, bound = stack.pop()

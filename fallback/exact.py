@@ -9,7 +9,7 @@ that reach over all of float64.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from . import limits
 from .decode import decode_all
 from .formats import FLOAT64
 from .jobs import FoldJob
+from .layout import Index
+from .members import Members
 
 Floats = NDArray[np.float64]
 
@@ -33,19 +35,40 @@ _BELOW, _DIGITS = 2, 2 + (2045 // _DIGIT + 3) + 2
 def fold_exact(job: FoldJob) -> None:
     """Fold a box: the exact sum, rounded to the accumulator as step 1, and finished."""
     arithmetic = job.arithmetic
-    total = _sums(job, odd=arithmetic.accumulator != FLOAT64)
+    box = _Box(job.members, job.block.box, job.shape, job.out.size)
+    total = exact_sums(box, odd=arithmetic.accumulator != FLOAT64)
     if job.plan.folded > 1:  # one member is never rounded
         arithmetic.round_sum(total, job.draws, job.workspace)
     job.finish(total.reshape(job.shape).astype(arithmetic.computing, copy=False))
 
 
-def _sums(job: FoldJob, odd: bool) -> Floats:
+class Rows(Protocol):
+    """What is added: a box of members, of this shape and number of elements."""
+
+    @property
+    def members(self) -> Members: ...
+    @property
+    def box(self) -> Index: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def width(self) -> int: ...
+
+
+class _Box(NamedTuple):
+    members: Members
+    box: Index
+    shape: tuple[int, ...]
+    width: int
+
+
+def exact_sums(job: Rows, odd: bool) -> Floats:
     """The exact sums of a box's elements, rounded once: to odd, or else to nearest.
 
     Rounded to odd, an inexact sum is the neighbour in float64 whose last bit is 1. A later
     rounding to 51 bits or fewer gives the bits that the exact sum would.
     """
-    count, width = job.members.count, job.out.size
+    count, width = job.members.count, job.width
     doubtful = np.zeros(width, np.bool_)
     high: Floats | None = None
     low: Floats | None = None
@@ -74,13 +97,13 @@ def _sums(job: FoldJob, odd: bool) -> Floats:
     return total
 
 
-def _chunks(job: FoldJob, count: int, width: int) -> Any:
+def _chunks(job: Rows, count: int, width: int) -> Any:
     """All members of the box as float64, some rows at a time, in memory used again."""
     chunk = max(2, limits.EXACT_BLOCK // width)
     rows = np.empty((min(chunk, count), *job.shape))
     for first in range(0, count, chunk):
         number = min(chunk, count - first)
-        members = job.members.rows(slice(first, first + number), job.block.box)
+        members = job.members.rows(slice(first, first + number), job.box)
         decode_all(members, rows[:number])
         yield rows[:number].reshape(number, width)
 
@@ -140,7 +163,7 @@ def _to_odd(total: Floats, rest: Floats) -> None:
     bits += moves * np.where((rest > 0) == (total > 0), 1, -1)
 
 
-def _by_digits(job: FoldJob, count: int, width: int, places: NDArray[np.intp], odd: bool) -> Floats:
+def _by_digits(job: Rows, count: int, width: int, places: NDArray[np.intp], odd: bool) -> Floats:
     """The exact sums of the elements at `places`, in integers."""
     digits = np.zeros((_DIGITS, len(places)), np.int64)
     special = np.zeros(len(places))  # the sum of what is not finite

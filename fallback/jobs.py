@@ -31,7 +31,8 @@ class Block:
     **Attributes**:
 
     - `kernel`: the code path.
-    - `start`: the member at which a ring's block begins, for the path member by member.
+    - `start`: the member at which a ring's block begins, or the number of the block's graph, for
+      the path member by member.
     - `ring`, `rotation`: for the vectorised path, which of a ring's blocks the box holds, or for
       each element the member at which its block begins (it broadcasts against the box).
     - `running`: the ufunc that does all steps in one call, with its dtype.

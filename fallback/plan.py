@@ -14,8 +14,16 @@ from .arguments import check_batch, check_cut, check_nodes, check_window
 from .arithmetic import Arithmetic
 from .formats import FormatInfo, kind_of
 from .orders import EXACT
-from .schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
-from .spec import Extent, FoldSpec, TreeNodes
+from .schedules import (
+    ChainSchedule,
+    CompiledOrder,
+    GraphSchedule,
+    Order,
+    ReductionGraph,
+    Schedule,
+    compile_order,
+)
+from .spec import Extent, FoldSpec, TreeNodes, check_exact, is_revealed
 from .wire_info import WireInfo
 
 
@@ -72,7 +80,7 @@ class FoldPlan:
     @property
     def in_blocks(self) -> bool:
         """Whether the order of an element's members depends on the block that it is in."""
-        return self.order == "ring" or isinstance(self.order, ChainSchedule)
+        return self.order == "ring" or isinstance(self.order, ChainSchedule | GraphSchedule)
 
 
 class SentPlan(NamedTuple):
@@ -117,19 +125,39 @@ def plan_fold(
     value = shape[batch_ndim:]
     window = check_window(extent.window, math.prod(value), spec.cut_axis)
     order = compile_order(
-        spec.order,
+        _order_that_matters(spec, dtype),
         members=count,
         elements=window[1] if window else math.prod(value),
         itemsize=dtype.itemsize,
     )
     arithmetic = _arithmetic(spec, extent.final, dtype, count, order == EXACT)
     _check_extent(spec, extent, count, arithmetic)
+    if isinstance(order, ReductionGraph | GraphSchedule) and order.is_wide:
+        _check_wide(spec, arithmetic)
+    if order == EXACT and arithmetic.exact and is_revealed(spec.order):
+        check_exact(spec.op, spec.accumulate, spec.rounding)
     if order == EXACT and not arithmetic.exact:
         order = "linear"  # the same bits in any order
     length = None
     if order == "ring" and spec.cut_axis is not None:
         length = check_cut(spec.cut_axis, value, count)
     return FoldPlan(spec, dtype, count, shape, batch_ndim, arithmetic, order, extent, length)
+
+
+def _check_wide(spec: FoldSpec, arithmetic: Arithmetic) -> None:
+    """ValueError for what additions of several terms do not take."""
+    if spec.op != "sum" or arithmetic.draws_steps:
+        raise ValueError(
+            f"op={spec.op!r}, rounding={spec.rounding!r}: expected sums, rounded to nearest, by "
+            "adders of more than two terms"
+        )
+
+
+def _order_that_matters(spec: FoldSpec, dtype: np.dtype[Any]) -> Order:
+    order = spec.order
+    if not isinstance(order, Schedule):
+        return order
+    return order.of(dtype) if order.concerns(spec.op, dtype) else "linear"
 
 
 @lru_cache(maxsize=256)

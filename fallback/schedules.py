@@ -265,6 +265,11 @@ class Schedule:
         if self.hops not in ("default", "own"):
             raise ValueError(f"Schedule: hops={self.hops!r}: expected 'default' or 'own'")
 
+    @property
+    def in_trees(self) -> bool:
+        """Whether a case is of trees, which do not say who sends what to whom."""
+        return any(isinstance(case.fold, Trees) for case in self.cases)
+
     def adds_zero(self, op: str, dtype: np.dtype[Any], members: int) -> bool:
         """Whether a fold has +0 added to it; a single member is its own sum."""
         sums = op == "sum" and members > 1 and kind_of(dtype) in ("float", "complex")
@@ -273,6 +278,10 @@ class Schedule:
     def concerns(self, op: str, dtype: np.dtype[Any]) -> bool:
         """Whether the order of such members matters; where it does not, they need no case."""
         return True
+
+    def of(self, dtype: np.dtype[Any]) -> Schedule:
+        """The order of members of one type."""
+        return self
 
     def accumulator(self, op: str, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """The default accumulator of such members; None is the contract's.

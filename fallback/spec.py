@@ -148,6 +148,11 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
         raise ValueError(f"op={op!r} beside {what}: expected op='sum', in across too")
     if order == "engine" or (across is not None and across.order == "engine"):
         raise ValueError(f"order='engine' beside {what}: expected an order of the contract")
+    if is_revealed(order) and wire is not None:
+        raise ValueError(
+            f"order={order!r}, wire: expected no wire, as trees say what is added, and not what is "
+            "sent to whom"
+        )
     if (order == FIXED or is_exact(order)) and wire is not None and wire.at_hops:
         raise ValueError(
             f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; the "
@@ -159,10 +164,19 @@ def check_divide(op: str, order: Any, divide: str, across: Any) -> None:
     """ValueError for a division that an operator or an order does not take."""
     if divide not in ("result", "members"):
         raise ValueError(f"divide={divide!r}: expected 'result' or 'members'")
+    if divide == "members" and is_revealed(order):
+        raise ValueError(
+            f"divide='members', order={order!r}: expected 'result', as the trees are those of sums"
+        )
     if divide == "members" and (op != "sum" or order == "engine"):
         raise ValueError(f"divide='members', op={op!r}, order={order!r}: expected sums in an order")
     if across is not None and across.divide != "result":
         raise ValueError("divide='members' in across: expected it beside groups_of")
+
+
+def is_revealed(order: Any) -> bool:
+    """Whether an order is a Schedule of trees, which do not say who sends what to whom."""
+    return isinstance(order, Schedule) and order.in_trees
 
 
 def is_exact(order: Any) -> bool:

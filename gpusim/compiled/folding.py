@@ -15,7 +15,7 @@ from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32
 from gpusim.fallback.members import Members
 from gpusim.fallback.orders import EXACT
 from gpusim.fallback.plan import FoldPlan, SentPlan
-from gpusim.fallback.schedules import ReductionGraph
+from gpusim.fallback.schedules import GraphSchedule, ReductionGraph
 
 from ..cuda import folding
 from ..cuda.folding import Numbers
@@ -49,6 +49,8 @@ def plan_fold(plan: FoldPlan, strides: tuple[int, ...], stacked: bool) -> FoldKe
     members of more axes than the struct has.
     """
     if plan.spec.op not in ("sum", "prod") or plan.order == EXACT or not math.prod(plan.shape):
+        return None
+    if isinstance(plan.order, ReductionGraph | GraphSchedule) and plan.order.is_wide:
         return None
     numbers = Numbers(plan)
     if numbers.integer or numbers.source not in NAMES or (stacked and not _gains(numbers)):
@@ -118,7 +120,7 @@ class _Fold:
         self.steps = rows * length * plan.count
         self.tables = {name: np.frombuffer(data, np.int64) for name, data in launch.tables.items()}
         levels = 0
-        if isinstance(plan.order, ReductionGraph):
+        if isinstance(plan.order, ReductionGraph | GraphSchedule):
             levels = plan.order.depth + 1
         elif plan.order == "tree":
             levels = plan.count.bit_length() + 1

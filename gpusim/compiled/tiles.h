@@ -291,9 +291,9 @@ struct Job {
     }
   }
 
-  // The additions of any graph, by a machine with a stack.
-  void by_graph(C* total, C* stack) const {
-    const i64* graph = reinterpret_cast<const i64*>(fold.graph);
+  // The additions of any graph, by a machine with a stack, from instruction `first` on.
+  void by_graph(C* total, C* stack, int first) const {
+    const i64* graph = reinterpret_cast<const i64*>(fold.graph) + first;
     C* top = stack;
     for (i64 next = 0; next < fold.instructions; ++next) {
       const i64 instruction = graph[next];
@@ -313,7 +313,7 @@ struct Job {
     if (!scratch) {
       in_sequence(total, start);
     } else if (fold.graph) {
-      by_graph(total, scratch);
+      by_graph(total, scratch, start);
     } else {
       in_a_tree(total, scratch);
     }
@@ -335,7 +335,8 @@ inline i64 block_end(const Fold& fold, i64 index, int block) {
   return end * fold.parts;
 }
 
-// A fold's tile, ring by ring: `function` folds each block of one, from its first member on.
+// A fold's tile, ring by ring: `function` folds each block of one, from its first member on, or from
+// the first instruction of its graph.
 template <class Function>
 inline void in_chains(const Fold& fold, Tile tile, Function function) {
   const bool ring = fold.ring != NO_RING;

@@ -478,13 +478,13 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
   for (int element = 0; element < COUNT; ++element) total[element] = nodes[0][element];
 }
 
-// The additions of any graph, by a machine with a stack in shared memory, as in in_a_tree; its last
-// value is `total`.
+// The additions of any graph, from instruction `first` on, by a machine with a stack in shared
+// memory, as in in_a_tree; its last value is `total`.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, const Fold& fold,
-                                           const Draw& draw) {
+                                         int first, const Draw& draw) {
   DYNAMIC_SHARED(C, stack);
-  const i64* graph = reinterpret_cast<const i64*>(fold.graph);
+  const i64* graph = reinterpret_cast<const i64*>(fold.graph) + first;
   C* slot = stack + threadIdx.x;  // of the next value but the last
 #pragma unroll 1
   for (i64 at = 0; at < fold.instructions; ++at) {
@@ -575,7 +575,7 @@ __device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, co
     }
   } else if constexpr (ORDER == TREE) {
     if (fold.graph) {
-      by_graph<S, C, STEP, DRAWN, SUMS, COUNT>(total, chain, fold, draw);
+      by_graph<S, C, STEP, DRAWN, SUMS, COUNT>(total, chain, fold, start, draw);
       return;
     }
     in_a_tree<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, chain, fold, draw);
@@ -621,7 +621,7 @@ __global__ void __launch_bounds__(
   chain.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike >= width &&
                 (COUNT == 1 || fold.layout.stride == S::BYTES) &&
                 (reinterpret_cast<u64>(chain.members.at(0, chain.offset)) & (width - 1)) == 0;
-  const bool ring = ORDER == SEQUENCE && fold.ring != NO_RING;
+  const bool ring = fold.ring != NO_RING;
   int block = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
   int start = ring ? ring_start(fold, block) : 0;
   const bool one_chain = !ring || is_one_chain(fold, chunk, block);

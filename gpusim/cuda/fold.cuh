@@ -23,7 +23,8 @@ struct Fold {
   i64 stored;        // its Encoding, and its bytes
   i64 stored_bytes;
   i64 leaves, level, node;  // the members are nodes `node` and on of that level of a tree
-  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1] begin at member starts[k]
+  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1] begin at member starts[k], or
+                      // at instruction starts[k] of `graph`
   u64 graph;          // of a TREE whose pairs are not neighbours: its instructions, or 0
   i64 instructions;   // m >= 0 pushes member m, -k adds the two last values as step k
   i64 share;          // members that a block folds, if several blocks share the members; or 0
@@ -78,7 +79,7 @@ __device__ __forceinline__ int ring_block(const Fold& fold, i64 index) {
   return static_cast<int>(longer + quotient(i - edge, length));
 }
 
-// The member at which a block's chain starts.
+// The member at which a block's chain starts, or its graph's first instruction.
 __device__ __forceinline__ int ring_start(const Fold& fold, int block) {
   if (fold.ring != LISTED_RING) return block;
   return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));

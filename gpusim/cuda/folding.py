@@ -24,7 +24,12 @@ from gpusim.fallback.formats import (
 )
 from gpusim.fallback.plan import FoldPlan, plan_fold
 from gpusim.fallback.rounding import check_counter
-from gpusim.fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from gpusim.fallback.schedules import (
+    ChainSchedule,
+    CompiledOrder,
+    GraphSchedule,
+    ReductionGraph,
+)
 from gpusim.fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
 from .device import (
@@ -223,6 +228,11 @@ def plan_launch(
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
     plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
+    if isinstance(plan.order, ReductionGraph | GraphSchedule) and plan.order.is_wide:
+        raise ValueError(
+            "order: the tree has additions of more than two terms at once; GPUs' kernels add two, "
+            "NumPy's arrays are folded with them"
+        )
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -256,7 +266,7 @@ def template(numbers: Numbers, order: CompiledOrder, *, small: bool = False) -> 
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
-    tree = order == "tree" or isinstance(order, ReductionGraph)
+    tree = order == "tree" or isinstance(order, ReductionGraph | GraphSchedule)
     kind = "TREE" if tree and not numbers.any_order else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
@@ -325,7 +335,8 @@ def plan_numbers(
     turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
     if turned:
         members = members.turned()
-    tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
+    graphs = not free and isinstance(order, ReductionGraph | GraphSchedule)
+    tree = graphs or (not free and order == "tree")
     # Up to eight members are all in flight at once, in chunks of any size.
     few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2
     kernel, chunk, ahead, computing = template(numbers, order, small=few or not wide)
@@ -348,10 +359,10 @@ def plan_numbers(
         if plan.slice is not None and plan.spec.cut_axis is not None:
             inner = plan.value[plan.spec.cut_axis + 1 :]
             arguments["slice"] = plan.slice * math.prod(inner)
-    if isinstance(order, ChainSchedule) and not free:
+    if isinstance(order, ChainSchedule | GraphSchedule) and not free:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, ReductionGraph) and not free:
-        arguments["instructions"] = len(order.postfix)
+    if graphs:
+        arguments["instructions"] = 2 * plan.count - 1
     if plan.extent.before:
         stored = real_of(plan.arithmetic.partial)
         arguments["before"] = plan.extent.before
@@ -373,7 +384,7 @@ def plan_numbers(
         batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads, shared_bytes)
         arguments["batches"] = batches
         block, shared = STAGE_THREADS, batches * stage_bytes(chunk * itemsize)
-    elif isinstance(order, ReductionGraph) and not free:
+    elif isinstance(order, ReductionGraph | GraphSchedule) and not free:
         levels = 1 << max(0, order.depth - 1)  # the stack holds all values but the last
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
     elif order == "tree" and not free:
@@ -479,6 +490,14 @@ def _tables(order: CompiledOrder, members: int) -> dict[str, bytes]:
         return {"edges": np.array(order.edges, np.int64).tobytes(), "starts": starts.tobytes()}
     if isinstance(order, ReductionGraph):
         return {"graph": np.array(order.postfix, np.int64).tobytes()}
+    if isinstance(order, GraphSchedule):
+        instructions = [each for graph in order.graphs for each in graph.postfix]
+        first = (2 * members - 1) * np.array(order.starts, np.int64)
+        return {
+            "edges": np.array(order.edges, np.int64).tobytes(),
+            "starts": first.tobytes(),
+            "graph": np.array(instructions, np.int64).tobytes(),
+        }
     return {}
 
 

@@ -3,6 +3,7 @@ The `reduction` context says it for all collectives inside, and counts the summi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,9 +22,11 @@ from gpusim.fallback.schedules import Schedule
 from gpusim.fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
 
 from ..formats import Format, FormatLike, as_format, kernel_format
+from ..revealed import is_order_file
 from ..twins import SETTINGS, TWINS, Twin
 from ..wires import Wire, as_wire, wire_info
 from . import text
+from .replay import revealed_order
 
 __all__ = [
     "Reduction",
@@ -104,6 +107,8 @@ class Reduction:
             if not isinstance(given, str) or given not in choices:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={given!r}: expected one of {expected}")
+        if isinstance(self.order, str) and is_order_file(self.order):
+            object.__setattr__(self, "order", revealed_order(self.order))
         if isinstance(self.order, str) and self.order in SETTINGS:
             raise ValueError(
                 f"order={self.order!r}: the twin is more than an order; expected "
@@ -144,8 +149,12 @@ class Reduction:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
-    def like(cls, name: str) -> Reduction:
+    def like(cls, name: str | os.PathLike[str]) -> Reduction:
         """The reduction of an engine, by its name: the bits of its all-reduce.
+
+        A name that ends with ".json" is a file of `gpusim reveal`, which has the order of any
+        engine, for the numbers of elements and ranks and the types that were revealed. It is read
+        now; its text is the file's name.
 
         The names of twins are those that `twins` lists; each replica stands for a rank. Those of
         orders are names too: `like(name)` is `as_reduction(name)` for each of them. "engine" is
@@ -171,11 +180,16 @@ class Reduction:
         openmpi-linear 2052.0
         mpich 2050.0
         """
+        if is_order_file(name):
+            return cls(order=os.fspath(name))
         if name not in text.NAMES:
             expected = ", ".join(map(repr, text.NAMES))
             hint = text.nearest(str(name), text.NAMES)
-            raise ValueError(f"like({name!r}): expected one of {expected}{hint}")
-        return _made({"order": name})
+            raise ValueError(
+                f"like({name!r}): expected one of {expected}, or the name of a file of gpusim "
+                f"reveal, which ends with .json{hint}"
+            )
+        return _made({"order": str(name)})
 
     @classmethod
     def twins(cls) -> dict[str, Twin]:
@@ -260,7 +274,7 @@ class Reduction:
 
 
 #: What is taken where a Reduction is expected; see `as_reduction`.
-ReductionLike = Reduction | str | Mapping[str, Any]
+ReductionLike = Reduction | str | os.PathLike[str] | Mapping[str, Any]
 
 
 def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
@@ -269,8 +283,9 @@ def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
     **Arguments**
 
     - `given`: a Reduction, which is returned as it is; its text, as `str` of a Reduction gives it;
-      or a mapping of its fields, whose values are those of `Reduction`, or texts. The page on
-      numerics has the text's grammar, under "A reduction as text".
+      the path of a file of `gpusim reveal`, which ends with .json; or a mapping of its fields,
+      whose values are those of `Reduction`, or texts. The page on numerics has the text's grammar,
+      under "A reduction as text".
     - `name`: of the argument, for errors.
 
     **Returns**: the Reduction; `as_reduction(str(r)) == r` for each one that has a text.
@@ -294,11 +309,15 @@ def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
     if isinstance(given, Reduction):
         return given
     if not isinstance(given, (str, Mapping)):
+        if isinstance(given, os.PathLike):
+            return as_reduction(os.fspath(given), name)
         raise TypeError(
             f"{name}: expected a gpusim.Reduction, its text or a mapping of its fields, got "
             f"{given!r:.200}"
         )
     try:
+        if isinstance(given, str) and ".json" in given:
+            return _parse(given)  # a file may change
         return _parsed(given) if isinstance(given, str) else _made(given)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -307,6 +326,11 @@ def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
 
 @lru_cache(256)
 def _parsed(words: str) -> Reduction:
+    """`_parse` of a text that means the same each time."""
+    return _parse(words)
+
+
+def _parse(words: str) -> Reduction:
     """The Reduction of a text: a level's `across` is the one that follows it."""
     found: Reduction | None = None
     for level in reversed(text.split_levels(words)):

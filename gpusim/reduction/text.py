@@ -5,7 +5,8 @@
     FORMAT  = a dtype | "eEmM" ("+" FIELD "=" VALUE)*
     WIRE    = FORMAT [":" SCALE [":" BLOCK]] [":stochastic"] ["@" AT] | "mx:" FORMAT [":" SCALE] ...
 
-The name is that of an order or of a twin: `NAMES` has them all, and a name means one thing. A twin
+The name is that of an order or of a twin: `NAMES` has them all, and a name means one thing; or that
+of a file of `gpusim reveal`, which ends with .json. A twin
 that is more than an order sets fields too; keys that follow replace them. Text is parsed, and never
 evaluated. Fields that are not named have their defaults, and are not printed.
 """
@@ -25,8 +26,10 @@ from gpusim.fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.fallback.schedules import Loops, Schedule, Walk
 
 from ..formats import Format
+from ..revealed import is_order_file
 from ..twins import SETTINGS, TWINS, nccl_ring
 from ..wires import NAMED, Wire
+from .replay import RevealedOrder
 
 __all__ = [
     "NAMES",
@@ -104,6 +107,8 @@ def _level(reduction: Any) -> list[str]:
     order = reduction.order
     if isinstance(order, str):
         return _words([order], own, _DEFAULTS)
+    if isinstance(order, RevealedOrder):
+        return _words([order.name], own, _DEFAULTS)
     named = [twin for twin in SETTINGS.values() if twin.schedule == order]
     if named:  # twins may have a schedule in common
         forms = [_words([twin.name], own, _set_by(twin.name)) for twin in named]
@@ -350,10 +355,11 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "a Schedule without a name has no text; pass the Reduction itself, or its order"
         )
-    if order not in NAMES:
+    if order not in NAMES and not is_order_file(order):
         raise ValueError(
             f"expected an order ({', '.join(ORDER_NAMES)}) or the name of a twin "
-            f"({', '.join((*TWINS, *SETTINGS))}), got {order!r:.80}{nearest(order, NAMES)}"
+            f"({', '.join((*TWINS, *SETTINGS))}), or a file (order.json), got {order!r:.80}"
+            f"{nearest(order, NAMES)}"
         )
     if order in SETTINGS:
         twin = SETTINGS[order]

@@ -20,6 +20,8 @@ from gpusim.errors import GpusimError
 from gpusim.tools import jaxrun, options, program, run, schedule, torchrun
 from gpusim.tools.compare import command as compare
 from gpusim.tools.equal import command as equal
+from gpusim.tools.resume import command as resume
+from gpusim.tools.reveal import command as reveal
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
 
@@ -127,10 +129,12 @@ def command_line() -> argparse.ArgumentParser:
     demo.set_defaults(run=run_demo)
     study.add(commands)
     twin.add(commands)
+    reveal.add(commands)
     schedule.add(commands)
     torchrun.add(commands)
     compare.add(commands)
     equal.add(commands)
+    resume.add(commands)
     jaxrun.add(commands)
     for command in commands.choices.values():
         command.set_defaults(parser=command)

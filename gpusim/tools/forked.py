@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["run_in_fork"]
+__all__ = ["begin_fork", "exit_code", "run_in_fork"]
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_in_fork(run: Callable[[], int], output: Path | None) -> int:
@@ -17,14 +20,42 @@ def run_in_fork(run: Callable[[], int], output: Path | None) -> int:
 
     `output` is a file for all that it writes; it has no standard input then. None leaves both.
     """
+    process = begin_fork(run, output)
+    try:
+        _, status = os.waitpid(process, 0)
+    except BaseException:
+        # Ctrl-C reaches the fork too, which ends its ranks; any other end is told to it.
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
+        raise
+    return exit_code(status)
+
+
+def exit_code(status: int) -> int:
+    """The exit code of a process that was waited for, as a shell has it."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def begin_fork(run: Callable[[], int], output: Path | None, alone: bool = False) -> int:
+    """Begin a command in a fork of this process; its process id, which the caller waits for.
+
+    `alone`: in a process group of its own, to which a terminal sends no Ctrl-C; it ends with this
+    process.
+    """
     import torch  # noqa: F401  # once, before all forks
 
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     process = os.fork()
     if not process:
         code = 1
         try:
+            if alone:
+                os.setpgid(0, 0)
+                end_with(parent)
             # Those of the command above end this fork; the ranks' command has its own.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,13 +75,11 @@ def run_in_fork(run: Callable[[], int], output: Path | None) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    try:
-        _, status = os.waitpid(process, 0)
-    except BaseException:
-        # Ctrl-C reaches the fork too, which ends its ranks; any other end is told to it.
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process, signal.SIGTERM)
-            os.waitpid(process, 0)
-        raise
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    return process
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process, just forked, when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # between the fork and the call above
+        os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import marshal
@@ -14,7 +15,7 @@ import signal
 import sys
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,16 +27,18 @@ from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.files import flush_all
 from gpusim.maps.call_site import is_users
 from gpusim.maps.ending import quiet_ends
+from gpusim.recording import Recorder
 from gpusim.runtime import environment
 from gpusim.runtime.world import World
+from gpusim.tools import elastic, program
 from gpusim.tools import options as shared_options
-from gpusim.tools import program
+from gpusim.tools.faults.command import add_campaign, asks_for_campaign, run_campaign
 from gpusim.tools.findings import add_check_report, check_report_target, show_findings
 from gpusim.tools.hub import hub
 from gpusim.tools.options import WRONG, UsageError, note, whole_number
-from gpusim.tools.outputs import tagged_output
+from gpusim.tools.outputs import RankOutputs, tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
-from gpusim.tools.records import record_of, show_summary
+from gpusim.tools.records import numbered, record_of, show_summary
 
 __all__ = ["add", "options_of", "run"]
 
@@ -85,7 +88,6 @@ ACCEPTED = (
     "rdzv-id",
     "rdzv-conf",
     "node-rank",
-    "max-restarts",
     "monitor-interval",
     "start-method",
     "event-log-handler",
@@ -94,7 +96,7 @@ ACCEPTED = (
     "shutdown-timeout",
     "signals-to-handle",
 )
-"""Options of torchrun that say how processes find each other, begin anew or end."""
+"""Options of torchrun that say how processes find each other, or end."""
 
 OUTPUT = "redirect the command's output; --only-rank R shows that of rank R alone"
 REFUSED = {
@@ -126,13 +128,15 @@ def add(commands: Any) -> None:
         description="Run a script for torchrun on simulated ranks, processes that take turns. The "
         "script's backend, such as nccl or gloo, is replaced by gpusim's. "
         "torchrun's options about how processes meet, such as --rdzv-backend, are accepted and "
-        "have no effect.",
+        "have no effect; --max-restarts has torchrun's.",
         epilog="Ctrl-C ends all ranks. The exit code is 0 if all ranks end well, 1 if one fails, "
         "whatever its own code, 2 after a wrong argument or without the script, 130 after Ctrl-C, "
         "143 after SIGTERM.",
     )
     add_ranks(parser)
     add_torchruns(parser)
+    elastic.add_elastic(parser)
+    add_campaign(parser)
     shared_options.add_reduction(parser)
     add_modes(parser)
     shared_options.add_records(parser)
@@ -354,6 +358,10 @@ def run(options: argparse.Namespace) -> int:
     if options.schedule == "free" and (options.orders or options.check_order is not None):
         raise UsageError(ORDERS_TAKE_TURNS)
     shared_options.check_records(options)
+    if asks_for_campaign(options):
+        with ends_by_signals():  # of the runs' forks
+            return run_campaign(options, run, ranks)
+    elastic.check_elastic(options, ranks, runs_processes(options))
     if options.orders:
         from gpusim.tools.orders import run_orders
 
@@ -397,9 +405,8 @@ def launch_script(options: argparse.Namespace, script: UserProgram, ranks: int) 
         "MASTER_PORT": options.master_port,
         "ROLE_NAME": options.role,
         "TORCHELASTIC_RUN_ID": options.rdzv_id or "none",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": options.signals_to_handle or elastic.SIGNALS,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
@@ -426,7 +433,6 @@ def run_on(
 ) -> int:
     """Run the script on the instances, of which instance 0 shows and records what there is."""
     from gpusim.torch.distributed.accelerator import asks_for_gpu
-    from gpusim.torch.distributed.launching import run_ranks
     from gpusim.torch.distributed.private import has_gpu
 
     check = check_of(options)
@@ -435,39 +441,28 @@ def run_on(
     seed = base_seed(world, options.seed)
     if world.instance:
         options.summary, options.record, options.trace = False, None, None
+    failure: GpusimError | None = None
+    interrupt: KeyboardInterrupt | None = None
     with (
         ends_by_signals(),
         quiet_ends(KeyboardInterrupt),
+        elastic.error_files() as files,
         tagged_output(options.only_rank, options.quiet) as outputs,
-        record_of(options, ranks, outputs) as recorder,
     ):
-
-        def body(rank: Any) -> None:
-            outputs.follow_process(rank.index)
-            with traced_as(options.traced, rank.index, ranks):
-                run_script(script, options.arguments)
-
-        how = (options.reduction, options.schedule, recorder)
-        where = (options.device, processes, outputs.of_rank)
-        failure: GpusimError | None = None
-        interrupt: KeyboardInterrupt | None = None
+        start = Start(options, script, outputs, seed, processes)
         try:
-            run_ranks(
-                body,
-                environments,
-                *how,
-                *where,
-                leaves_blocked=True,
-                seed=seed,
-                preload=options.preload,
-                check=check or False,
+            if elastic.is_elastic(options):
+                return run_elastic(start, environments)
+            more = elastic.variables(files, ranks, 0, 0)
+            start.run(
+                [{**each, **own} for each, own in zip(environments, more, strict=True)], check
             )
         except GpusimError as error:
             failure = error
         except KeyboardInterrupt as raised:
             interrupt = raised
-    if options.summary and recorder is not None:
-        show_summary(recorder, ranks)
+    if options.summary and start.recorder is not None:
+        show_summary(start.recorder, ranks)
     if interrupt is not None:
         return interrupted(interrupt)
     found = 0 if check is None else show_check(options, check, failure is not None)
@@ -479,6 +474,88 @@ def run_on(
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(FEW_GPUS if has_gpu() else NO_GPU, file=sys.stderr)
     return 1
+
+
+class Start:
+    """How all ranks are started, once or several times.
+
+    **Attributes**: `recorder` is that of the last start, if anything is recorded.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        script: UserProgram,
+        outputs: RankOutputs,
+        seed: int,
+        processes: bool,
+    ) -> None:
+        self.options, self.script, self.outputs = options, script, outputs
+        self.seed, self.processes = seed, processes
+        self.recorder: Recorder | None = None
+
+    def run(self, environments: list[Any], check: Any, attempt: int = 0, **how: Any) -> Any:
+        """Run the script on ranks with these environments, which have the same seeds each time.
+
+        From the second start on, files of records have its number in their names.
+        """
+        from gpusim.torch.distributed.launching import run_ranks
+
+        options, ranks = copy.copy(self.options), len(environments)
+        options.record = numbered(options.record, attempt + 1)
+        options.trace = numbered(options.trace, attempt + 1)
+
+        def body(rank: Any) -> None:
+            self.outputs.follow_process(rank.index)
+            with traced_as(options.traced, rank.index, ranks):
+                run_script(self.script, options.arguments)
+
+        with record_of(options, ranks, self.outputs) as recorder:
+            self.recorder = recorder
+            return run_ranks(
+                body,
+                environments,
+                options.reduction,
+                options.schedule,
+                recorder,
+                options.device,
+                self.processes,
+                self.outputs.of_rank,
+                leaves_blocked=True,
+                seed=self.seed,
+                preload=options.preload,
+                check=check or False,
+                attempt=attempt,
+                **how,
+            )
+
+
+def with_variables(
+    environments: Sequence[Mapping[str, str]], more: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """The ranks' environments, with more variables of each."""
+    return [{**each, **own} for each, own in zip(environments, more, strict=True)]
+
+
+def run_elastic(start: Start, environments: list[Any]) -> int:
+    """Start ranks that may die, and again as often as --max-restarts says; the exit code."""
+    options, ranks = start.options, len(environments)
+    checks: list[Any] = []
+
+    def once(attempt: int, more: Sequence[Mapping[str, str]]) -> Any:
+        checks.append(check_of(options))
+        how = {"faults": options.plan, "mortal": True}
+        return start.run(with_variables(environments, more), checks[-1], attempt, **how)
+
+    outcome = elastic.run_attempts(options, once, ranks)
+    if options.summary and start.recorder is not None:
+        show_summary(start.recorder, ranks)
+    found = 0
+    if checks[-1] is not None:
+        findings = [each for check in checks for each in check.findings]
+        checks[-1].findings = [each for n, each in enumerate(findings) if each not in findings[:n]]
+        found = show_check(options, checks[-1], outcome.failed)
+    return elastic.show_outcome(options, outcome, options.nproc_per_node) or found
 
 
 def check_cuda(options: argparse.Namespace) -> None:
@@ -630,9 +707,18 @@ def ends_by_signals() -> Iterator[None]:
 
 
 def traced_as(settings: str | None, rank: int, ranks: int) -> AbstractContextManager[Any]:
-    """A block in which the rank's tensors are traced, if `gpusim equal` asks for it."""
+    """A block in which the rank is traced, if `gpusim equal` or `gpusim resume` asks for it."""
     if settings is None:
         return nullcontext()
+    if "faults" in json.loads(settings):  # of a campaign
+        from gpusim.tools.faults.observing import observed
+
+        return observed(json.loads(settings)["faults"], rank)
+    if "checkpoint" in json.loads(settings):
+        from gpusim.tools.resume import settings as resume
+        from gpusim.tools.resume import tracing
+
+        return tracing.traced(resume.Settings(**json.loads(settings)), rank, ranks)
     from gpusim.tools.equal.settings import Settings
     from gpusim.tools.equal.tracing import traced
 

@@ -32,9 +32,9 @@ LAYERS = """
     compiled
     cuda
     figures reduction
-    twins
+    revealed twins
     recording wires
-    errors files formats groups libraries optional startup trees version
+    bounded_json errors files formats groups libraries optional startup trees version
     fallback
     module_alias
 """
@@ -59,11 +59,12 @@ PERMITTED: dict[bool, list[str]] = {
 # The same inside of torch.distributed, at run time.
 ROOMS = """
     launching
+    faults
     checks
     runners
     calls accelerator
     own
-    private_calls private_checks
+    private_calls private_checks private_files
     private_groups
     private memory tracebacks
 """

@@ -13,7 +13,9 @@ import numpy as np
 import gpusim
 from gpusim import Reduction, lax
 from gpusim.collectives.distributed import algorithms, job, layout
+from gpusim.fallback.schedules import Case, Schedule
 from gpusim.twins import SETTINGS, TWINS
+from tests.contract.order_files import random_trees
 from tests.worlds.everything import values
 
 LARGE = 9_001  # elements, in several blocks
@@ -41,13 +43,28 @@ def cases(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
         yield f"{name} batches", inner, z
 
 
+def revealed(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Sums by random trees, which differ by ranges of elements."""
+    random = np.random.default_rng(replicas)
+    for rounding, dtype in (("nearest", np.float32), ("stochastic", np.float16)):
+        for size in (5, 4 * LARGE):
+            order = Schedule((Case(random_trees(random, replicas, size)),))
+            how = {"reduction": Reduction(order=order, rounding=rounding, seed=3)}
+            x = values(replicas, (size,), dtype)
+            yield f"trees {rounding} {size}", lambda v, how=how: lax.psum(v, "i", **how), x
+        order = Schedule((Case(random_trees(random, replicas, replicas * 4_000)),))
+        how = {"reduction": Reduction(order=order, rounding=rounding, seed=3)}
+        y = values(replicas, (replicas, 4_000), dtype)
+        yield f"trees {rounding} slices", lambda v, how=how: lax.psum_scatter(v, "i", **how), y
+
+
 def run(world: gpusim.World) -> dict[str, np.ndarray]:
     """The results of the local replicas, by case."""
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     with world:
         return {
             name: np.ascontiguousarray(gpusim.vmap(f, axis_name="i")(x[here]))
-            for name, f, x in cases(world.replicas)
+            for name, f, x in (*cases(world.replicas), *revealed(world.replicas))
         }
 
 

@@ -19,7 +19,8 @@ __all__ = ["add"]
 
 CHECK = """\
 Starts the engines that are installed (JAX, Open MPI, MPICH, gloo) in real processes. They sum
-random values of many sizes, and every element is compared with the twin's, bit by bit. An engine
+random values of many sizes, and every element is compared with the twin's, bit by bit. Then the
+engine's trees of additions are revealed (see gpusim reveal) and compared with the twin's. An engine
 in another environment is run by its Python: --python PATH, which may be repeated.
 """
 INFER = """\
@@ -60,6 +61,9 @@ def add(commands: Any) -> None:
     check.add_argument(
         "--brief", action="store_true", help="fewer sizes: not those where a fold changes"
     )
+    check.add_argument(
+        "--no-reveal", action="store_true", help="random values alone: reveal no trees"
+    )
     form = check.add_mutually_exclusive_group()
     add_json(form)
     form.add_argument(
@@ -89,6 +93,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     from ...twins import SETTINGS, TWINS
     from . import report
     from .checking import Agreement, check
+    from .revealing import Revealed, reveal
     from .run_engines import EngineFailed, engines
 
     known = TWINS | SETTINGS
@@ -100,30 +105,38 @@ def run_check(arguments: argparse.Namespace) -> int:
         report.twins(twins)
         return 0
     rows: list[Agreement] = []
+    revealed: list[Revealed] = []
     failed = False
     for engine in engines(arguments.python):
         if all(known[name].worker != engine.name for name in twins):
             continue
         print(f"running {engine.name} ...", file=sys.stderr)
+        chosen: dict[str, Any] = {
+            "twins": twins,
+            "ranks": arguments.ranks,
+            "dtypes": split_names(arguments.dtype),
+            "brief": arguments.brief,
+        }
         try:
-            rows += check(
-                engine,
-                twins=twins,
-                ranks=arguments.ranks,
-                dtypes=split_names(arguments.dtype),
-                brief=arguments.brief,
-            )
+            rows += check(engine, **chosen)
+            if not arguments.no_reveal:
+                revealed += reveal(engine, **chosen)
         except EngineFailed as error:  # the others may answer
             print(f"gpusim twin: {error}", file=sys.stderr)
             failed = True
     missing = [name for name in twins if name not in {row.twin for row in rows}]
     if arguments.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "not asked": missing}, indent=1))
+        found = {
+            "rows": [asdict(row) for row in rows],
+            "revealed": [asdict(row) for row in revealed],
+            "not asked": missing,
+        }
+        print(json.dumps(found, indent=1))
     elif arguments.markdown:
-        report.markdown(rows, twins)
+        report.markdown(rows, twins, revealed)
     else:
-        report.check(rows, missing)
-    if not all(row.equal for row in rows):
+        report.check(rows, missing, revealed)
+    if not (all(row.equal for row in rows) and all(row.equal for row in revealed)):
         return 1
     return 2 if failed or not rows else 0
 

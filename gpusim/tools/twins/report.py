@@ -12,6 +12,7 @@ from ...twins import SETTINGS, TWINS
 from ..tables import print_table
 from .checking import Agreement
 from .inferring import Match
+from .revealing import Revealed
 
 __all__ = ["check", "infer", "markdown", "twins"]
 
@@ -24,9 +25,12 @@ def twins(names: Sequence[str]) -> None:
     print_table("Twins", headings, rows, left=headings)
 
 
-def check(rows: Sequence[Agreement], missing: Sequence[str]) -> None:
+def check(
+    rows: Sequence[Agreement], missing: Sequence[str], revealed: Sequence[Revealed] = ()
+) -> None:
     """The comparisons, the differences, and the twins whose engine was not found."""
     lines, breaks = [], set()
+    trees = {(row.twin, row.dtype, row.ranks): row for row in revealed}
     for index, row in enumerate(rows):
         if index and row.twin != rows[index - 1].twin:
             breaks.add(index)
@@ -39,18 +43,24 @@ def check(rows: Sequence[Agreement], missing: Sequence[str]) -> None:
                 str(row.sizes),
                 f"{row.elements:,}",
                 _share(row.agreeing, row.elements),
+                _revealed(trees.get((row.twin, row.dtype, row.ranks))),
                 _verdict(row),
             ]
         )
-    headings = ["twin", "engine", "type", "ranks", "sizes", "elements", "agree", ""]
-    left = {"twin", "engine", "type", ""}
+    headings = ["twin", "engine", "type", "ranks", "sizes", "elements", "agree", "trees", ""]
+    left = {"twin", "engine", "type", "trees", ""}
     if lines:
         print_table("Twins and engines", headings, lines, breaks, left)
         print()
     if missing:
         print(f"Not compared, as no engine for them is here: {', '.join(missing)}")
     agreeing, elements = sum(r.agreeing for r in rows), sum(r.elements for r in rows)
-    differing = len({row.twin for row in rows if not row.equal})
+    if revealed:
+        known, whole = sum(r.agreeing for r in revealed), sum(r.elements for r in revealed)
+        print(f"{known:,} of {whole:,} elements have the tree that was revealed of the engine.")
+    differing = len(
+        {row.twin for row in rows if not row.equal} | {r.twin for r in revealed if not r.equal}
+    )
     print(f"{agreeing:,} of {elements:,} elements agree; {differing} twins differ.")
 
 
@@ -60,6 +70,16 @@ def _verdict(row: Agreement) -> str:
     return "" if row.equal else f"differs, at {row.worst:,} elements"
 
 
+def _revealed(row: Revealed | None) -> str:
+    """The engine's trees, and where they differ from the twin's."""
+    if row is None:
+        return "not revealed"
+    count = f"{row.trees} tree{'s' * (row.trees != 1)}"
+    if row.equal:
+        return f"all, {count}"
+    return f"{row.agreeing:,} of {row.elements:,}, {count}; others at {row.worst:,} elements"
+
+
 def _share(part: int, whole: int) -> str:
     """The number of agreeing elements, or "all"."""
     if part == whole:
@@ -67,14 +87,21 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,}"
 
 
-def markdown(rows: Sequence[Agreement], names: Sequence[str]) -> None:
+def markdown(
+    rows: Sequence[Agreement], names: Sequence[str], revealed: Sequence[Revealed] = ()
+) -> None:
     """A line for each twin: its engine, its fold, and the comparisons of this run."""
     print("| twin | engine | its fold | compared |")
     print("|---|---|---|---|")
     for name in names:
         twin = (TWINS | SETTINGS)[name]
         found = [row for row in rows if row.twin == name]
-        print(f"| `{name}` | {twin.engine} | {twin.fold} | {_compared(found, twin.checked)} |")
+        compared = _compared(found, twin.checked)
+        trees = [row for row in revealed if row.twin == name]
+        if trees:
+            equal = "all equal" if all(row.equal for row in trees) else "not all equal"
+            compared += f"; trees of {sum(row.elements for row in trees):,} revealed, {equal}"
+        print(f"| `{name}` | {twin.engine} | {twin.fold} | {compared} |")
 
 
 def _compared(rows: Sequence[Agreement], checked: str) -> str:

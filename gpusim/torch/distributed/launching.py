@@ -140,12 +140,18 @@ def run_ranks(
     faults: Sequence[Fault] = (),
     attempt: int = 0,
     mortal: bool = False,
-) -> list[T]:
+) -> Any:
     """Run a function for a rank with each of the environments; see `launch`.
 
     `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code. `preload`: modules
     that are imported once, before ranks are forked, if they are processes. `check` is as in
     `launch`; the findings of a `Check` that is given are its own, and raise nothing.
+
+    `mortal`: ranks are processes that may die, hang and be late, as the `faults` of start number
+    `attempt` have it, and the others see what c10d shows. Faults imply it.
+
+    **Returns**: what each rank returned, in a list. Of mortal ranks: `faults.survivors.Endings`,
+    which says how each has ended; a rank's end raises nothing.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
@@ -163,6 +169,9 @@ def run_ranks(
     seed = as_seed(seed, "launch: seed")
     checking = as_check(check)
     chooser = as_chooser(reduction, "launch: reduction")
+    mortal = mortal or bool(faults)
+    if mortal:
+        check_mortal(faults, processes)
     recorder = recorder or recording.block_recorder
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
@@ -178,6 +187,10 @@ def run_ranks(
             from .runners.instances import InstancesLaunch
 
             kind = functools.partial(InstancesLaunch, world)
+        elif mortal:
+            from .faults.survivors import MortalLaunch
+
+            kind = functools.partial(MortalLaunch, faults, attempt)
         elif processes:
             from .runners.processes import ProcessLaunch
 
@@ -199,6 +212,18 @@ def run_ranks(
     if checking is not None and checking is not check:
         checking.raise_findings()
     return results
+
+
+def check_mortal(faults: Sequence[Fault], processes: bool) -> None:
+    """ValueError if ranks that may die are to be threads, or run on several instances."""
+    name = f"faults={[str(fault) for fault in faults]}" if faults else "mortal=True"
+    world = current_world()
+    if world is not None and world.instances > 1:
+        raise ValueError(f"launch: {name}: the ranks of one instance alone can have faults")
+    if not processes:
+        raise ValueError(
+            f"launch: {name}: ranks that are threads cannot die by themselves; give processes=True"
+        )
 
 
 def as_check(given: bool | str | Check) -> Check | None:

@@ -22,6 +22,7 @@ from ....collectives.fold import fold_spec
 from ....collectives.kernels import replace_fields, run_fold
 from ....libraries import call_on_bits
 from ....reduction import Reduction, as_reduction, current
+from ....reduction.replay import RevealedOrder
 from ....twins import TWINS, nccl_ring
 from ..memory import Array
 
@@ -147,7 +148,7 @@ def fold(
     if op in ("MIN", "MAX"):  # nothing is rounded, in any order
         reduction = Reduction(op=OTHERS[op])
     elif dtype.kind in "fcV":
-        if op == "AVG" and reduction.order in MULTIPLYING:
+        if op == "AVG" and engine_of(reduction) in MULTIPLYING:
             values, op = [multiplied(value, 1 / len(values)) for value in values], "SUM"
         reduction = for_operation(reduction, operation, root)
     else:  # integers wrap, in any order
@@ -189,7 +190,7 @@ def fold_together(
 
     gloo joins them to one value, whose blocks its ring cuts.
     """
-    if reduction.order not in JOINING or len({members[0].dtype for members in leaves}) > 1:
+    if engine_of(reduction) not in JOINING or len({members[0].dtype for members in leaves}) > 1:
         return [
             fold(members, op, operation, reduction, call + leaf)
             for leaf, members in enumerate(leaves)
@@ -236,7 +237,7 @@ def fold_rows(
     if axes is None:
         return fold_slices([_cut(each, shape) for each in members], op, operation, reduction, call)
     back = [*np.argsort(axes), *range(len(axes), members[0].ndim)]
-    if reduction.order in JOINING:
+    if engine_of(reduction) in JOINING:
         total = fold(members, op, operation, reduction, call)
         return list(_cut(total.transpose(back), shape))
     logical = [_cut(each.transpose(back), shape) for each in members]
@@ -257,7 +258,7 @@ def fold_lists(
 
     gloo makes an all-reduce of each array of a list, and one of a tensor.
     """
-    if reduction.order in JOINING:
+    if engine_of(reduction) in JOINING:
         columns = zip(*members, strict=True)
         return [fold(column, op, operation, reduction, call) for column in columns]
     stacked = [call_on_bits(np.stack, list(each)) for each in members]
@@ -287,9 +288,22 @@ def _nccl(walk: Walk) -> Schedule:
     return replace(nccl_ring(), cases=(Case(walk),))
 
 
+def engine_of(reduction: Reduction) -> Any:
+    """The order by name, or for a revealed one the name of the twin of its engine."""
+    order = reduction.order
+    return order.family if isinstance(order, RevealedOrder) else order
+
+
 def for_operation(reduction: Reduction, operation: str, root: int = 0) -> Reduction:
     """A twin's Reduction for another operation than all_reduce."""
     name = reduction.order
+    if isinstance(name, RevealedOrder) and operation != "all_reduce":
+        if (name.family, operation) in TWIN_ORDERS and name.family == "gloo-ring":
+            return reduction  # which torch makes of an all-reduce
+        raise ValueError(
+            f"{operation}: {name.name} has the order of all_reduce. A function as `reduction` can "
+            f"choose another for {operation}"
+        )
     if operation == "all_reduce" or not isinstance(name, str) or name not in TWINS:
         return reduction
     order = TWIN_ORDERS.get((name, operation))

@@ -14,7 +14,17 @@ from ..memory import Array, array_of, dtype_name, move
 from ..private import without_dynamo
 from .arguments import Arguments, Layout
 from .exchange import GroupKey, Posting, RankWork, Terms
-from .folds import RECIPROCAL, Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
+from .folds import (
+    RECIPROCAL,
+    Chooser,
+    FoldCall,
+    engine_of,
+    fold,
+    fold_lists,
+    fold_rows,
+    fold_together,
+    settle,
+)
 from .operands import (
     addends,
     in_order_of_memory,
@@ -105,7 +115,7 @@ class Reductions:
         """Post what has been made for a call that reduces: by the Reduction that is chosen now."""
         told, name, own, part, outputs, compute, tensors = made
         reduction, number = self._settle(told, len(tensors))
-        if name == "PREMUL_SUM" and reduction.order == "gloo-ring":
+        if name == "PREMUL_SUM" and engine_of(reduction) == "gloo-ring":
             raise ValueError(
                 f"{told.operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
                 "another reduction, or sum and divide, as FSDP2 does after "
@@ -115,7 +125,7 @@ class Reductions:
         operator = "SUM" if name == "PREMUL_SUM" else name
         if name == "AVG" and tensors[0].is_complex():
             # torch divides gloo's sum by a complex number, which multiplies by its reciprocal.
-            operator = RECIPROCAL if reduction.order == "gloo-ring" else name
+            operator = RECIPROCAL if engine_of(reduction) == "gloo-ring" else name
         terms = {**own, "reduction": reduction, "number of reductions before": number}
         total = functools.partial(_computed, compute, operator, reduction, number)
         return self._post_as(Posting(part, outputs, total, tensors), terms)

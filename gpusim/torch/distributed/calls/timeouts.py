@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LATER",
     "SOON",
+    "barrier_text",
     "expired",
     "group_limit",
     "milliseconds",
@@ -81,7 +82,7 @@ def expired(work: RankWork, limit: float, own: bool, stall: str | None) -> BaseE
     text = f"[gloo] Timed out waiting {milliseconds(limit)}ms for {kind} operation to complete"
     why = f"rank {work._rank.index} timed out in {pending.title.rstrip(',')} at {work._site}"
     if is_monitored:
-        text = _barrier_text(work, pending, limit, text)
+        text = barrier_text(work, pending, limit, text)
     group = work.group
     with exchange.lock:
         _break(exchange, group, pending, why)
@@ -99,7 +100,7 @@ def _break(exchange: Exchange, group: RankGroup, pending: Pending, why: str) -> 
                 box.remove(letter)
 
 
-def _barrier_text(work: RankWork, pending: Pending, limit: float, original: str) -> str:
+def barrier_text(work: RankWork, pending: Pending, limit: float, original: str) -> str:
     """The words of monitored_barrier: in rank 0, which rank is missing."""
     group, after = work.group, f"failed to pass monitoredBarrier in {milliseconds(limit)} ms"
     me = group.rank()

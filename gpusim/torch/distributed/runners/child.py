@@ -52,7 +52,14 @@ from .parts import Parts, Posted
 from .plans import CALL, CALLED, PLANS, Planned, answer_of, key_of
 from .threads import Launch, Rank
 
-__all__ = ["LaunchOfProcesses", "run"]
+__all__ = [
+    "LaunchOfProcesses",
+    "ProcessGroup",
+    "ProcessRank",
+    "ProcessStore",
+    "run",
+    "trace_of",
+]
 
 EMPTY = memoryview(b"")
 
@@ -100,6 +107,10 @@ class LaunchOfProcesses(Launch):
     program: Callable[[Rank], Any]
     start_method: str | None
     interrupted: mmap.mmap
+
+    def rank_of_process(self) -> ProcessRank:
+        """A rank that is yet to join; other launches have other types."""
+        return object.__new__(ProcessRank)
 
 
 # In the rank's process. All fields are the program's main thread's, which alone makes calls
@@ -337,6 +348,14 @@ class ProcessRank(Rank):
 
     def sleep(self, seconds: float) -> None:
         self.ask("sleep", site=self.call_site(), seconds=seconds)
+
+    def store_of(self, launch: Launch) -> ProcessStore:
+        """The rank's end of the launch's store."""
+        return ProcessStore(launch, self)
+
+    def last_words(self, error: BaseException) -> Message:
+        """The last message of a rank whose program has raised an exception."""
+        return {"do": "raised", "error": encode_error(error, trace_of(error))}
 
 
 class ProcessGroup(RankGroup):
@@ -630,7 +649,7 @@ def run(
     atexit._clear()  # what the parent has to do at its end
     channel = Channel(end)
     _be_main(launch)
-    rank = object.__new__(ProcessRank)
+    rank = launch.rank_of_process()
     rank.join(launch, launch.ranks[index], channel)
     # The parent's event loop must not hear of the child's signals.
     signal.set_wakeup_fd(-1)
@@ -677,7 +696,8 @@ def _run(launch: LaunchOfProcesses, rank: ProcessRank) -> None:
     state: Any = launch
     # The launch is this process's copy: what torch asks of it goes to the parent from now on.
     state.ranks[rank.index], state.run = rank, launch.program
-    state.store_type, state.exchange, state.pid = ProcessStore, ProcessExchange(rank), os.getpid()
+    state.store_type = lambda launch, own: rank.store_of(launch)
+    state.exchange, state.pid = ProcessExchange(rank), os.getpid()
     try:
         with (
             ranks_as_threads(launch._rendezvous, launch._admit, record_of_starter) as launch.world,
@@ -691,7 +711,7 @@ def _run(launch: LaunchOfProcesses, rank: ProcessRank) -> None:
     except ReplicaEnded:
         raise
     except BaseException as error:
-        message, payload = {"do": "raised", "error": encode_error(error, _trace(error))}, []
+        message, payload = rank.last_words(error), []
     else:
         message = {"do": "returned"}
     for stream in streams:
@@ -700,7 +720,7 @@ def _run(launch: LaunchOfProcesses, rank: ProcessRank) -> None:
     rank.send(message, None, payload)
 
 
-def _trace(error: BaseException) -> str:
+def trace_of(error: BaseException) -> str:
     """The traceback from the program's first line on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("gpusim."):

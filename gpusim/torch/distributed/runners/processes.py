@@ -61,10 +61,10 @@ from .plans import CALL, CALLED, PLANS, Plan, answered, is_within
 from .progress import Stillness, work_of_process
 from .threads import Rank
 
-__all__ = ["ProcessLaunch"]
+__all__ = ["ProcessLaunch", "Proxy", "ProxyRank"]
 
 GRACE = 0.5
-"""Seconds in which a process may end by itself, when its rank is to end after an error."""
+"""Seconds in which a process may end by itself."""
 
 FILES = 4
 """File descriptors for each process."""
@@ -84,6 +84,8 @@ class ProxyRank(Rank):
     runs_here = False
     channel: Channel
     process: Any = None
+    #: Seconds in which the process may end by itself, when its rank is to end after an error.
+    grace = GRACE
     # Where the program is, as the last request said. Read by others to describe a stall: a string
     # that is replaced as a whole.
     site = ""
@@ -142,7 +144,7 @@ class ProxyRank(Rank):
         launch, call = self.launch, self.launch.call
         # In the thread of a rank that is to end, which keeps its slot: as many end at a time as
         # there are slots, and after an error nothing else runs.
-        limit = time.monotonic() + GRACE
+        limit = time.monotonic() + self.grace
         still = Stillness(self.process)
         if self.launch.scheduler.end is ReplicaInterrupted:
             self.launch.interrupt()
@@ -437,6 +439,9 @@ class ProcessLaunch(LaunchOfProcesses):
 class Proxy:
     """The calls of one process."""
 
+    #: The requests that the process may make.
+    asked: Sequence[str] = ASKED
+
     def __init__(self, launch: ProcessLaunch, rank: ProxyRank) -> None:
         self.launch, self.rank = launch, rank
         self.groups: list[ProxyGroup] = []
@@ -474,7 +479,7 @@ class Proxy:
                 if kind == "returned":
                     result, returned = self.launch.load(rank, payload), True
                 elif kind == "raised":
-                    raise decode_error(message["error"])
+                    self._raised(message)
                 else:
                     self._answer(kind, message, file, payload)
             finally:
@@ -486,6 +491,10 @@ class Proxy:
         if rank.process.exitcode != 0:
             raise rank.failure()
         return result
+
+    def _raised(self, message: Message) -> None:
+        """Raise what the program has raised."""
+        raise decode_error(message["error"])
 
     def _receive(self, check: Callable[[], object]) -> Received | None:
         """The next message. Until it comes the rank may lose its turn."""
@@ -509,7 +518,7 @@ class Proxy:
 
     def _answer(self, kind: str, message: Message, file: int | None, payload: bytearray) -> None:
         self.rank.site = message.get("site") or self.rank.site
-        if kind not in ASKED:
+        if kind not in self.asked:
             raise GpusimError(f"the process of rank {self.rank.index} asks for {kind!r:.60}")
         try:
             if file is not None:

@@ -156,6 +156,8 @@ class Launch:
     #: Whether ranks are threads, which share the process's globals.
     shares_globals = True
     store_type: type[RankStore] = RankStore
+    clock_type = Clock
+    exchange_type = Exchange
     #: Modules that are imported once, before ranks are forked. Threads share theirs anyway.
     preload: Sequence[str] = ()
 
@@ -183,7 +185,7 @@ class Launch:
         self.around = around or (lambda index: nullcontext())
         # In turns one: "who runs" and "whose globals are in place" are then the same question.
         slots = 1 if self.in_turns else cores()
-        clock = functools.partial(Clock, work_of=self.work_of)
+        clock = functools.partial(self.clock_type, work_of=self.work_of)
         self.scheduler = Scheduler(slots, self.in_turns, clock)
         # Called with the scheduler's lock held: it must not take it, nor wait.
         self.scheduler.describe_stall = self.describe_stall
@@ -191,7 +193,7 @@ class Launch:
         # The process and the thread that launch: what this thread does is not a rank's work.
         self.pid, self.tid = os.getpid(), threading.get_native_id()
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
-        self.exchange = Exchange(self)
+        self.exchange = self.exchange_type(self)
         self.store = Values(self)
         self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
         self.ranks = [self.rank_type(self, index, each) for index, each in enumerate(environments)]

@@ -1,0 +1,1 @@
+"""Faults of ranks that are processes: plans, how ranks die, and how others see it."""
