@@ -3,6 +3,7 @@ blocks. Plain data; `fallback.schedules` compiles to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "ChainSchedule",
     "GraphSchedule",
     "ReductionGraph",
+    "adders_of",
     "binary_additions",
     "neighbour_additions",
     "pairs_first_additions",
@@ -35,11 +37,13 @@ class Adder:
 
     "exact": their exact sum, rounded once to the accumulator. "aligned": each is first rounded (by
     `rounding`) to a multiple of 2**(e - bits + 1), where e is the exponent of the largest of them.
+    `to_sum`: how the sum is rounded to the accumulator.
     """
 
     kind: str
     bits: int = 0
     rounding: str = "toward-zero"
+    to_sum: str = "nearest-even"
 
     def __str__(self) -> str:
         return self.kind if self.kind != "aligned" else f"aligned to {self.bits} bits"
@@ -95,6 +99,12 @@ class GraphSchedule:
     def is_wide(self) -> bool:
         """Whether there are additions that only NumPy's kernels have."""
         return any(graph.is_wide for graph in self.graphs)
+
+
+def adders_of(order: ReductionGraph | GraphSchedule) -> Iterator[Adder | None]:
+    """The adders of all graphs."""
+    for graph in order.graphs if isinstance(order, GraphSchedule) else (order,):
+        yield from graph.adders
 
 
 def _postfix(additions: tuple[tuple[int, ...], ...]) -> list[int]:

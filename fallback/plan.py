@@ -13,6 +13,7 @@ import numpy as np
 from .arguments import check_batch, check_cut, check_nodes, check_window
 from .arithmetic import Arithmetic
 from .formats import FormatInfo, kind_of
+from .graphs import adders_of
 from .orders import EXACT
 from .schedules import (
     ChainSchedule,
@@ -133,7 +134,7 @@ def plan_fold(
     arithmetic = _arithmetic(spec, extent.final, dtype, count, order == EXACT)
     _check_extent(spec, extent, count, arithmetic)
     if isinstance(order, ReductionGraph | GraphSchedule) and order.is_wide:
-        _check_wide(spec, arithmetic)
+        _check_wide(spec, arithmetic, order)
     if order == EXACT and arithmetic.exact and is_revealed(spec.order):
         check_exact(spec.op, spec.accumulate, spec.rounding)
     if order == EXACT and not arithmetic.exact:
@@ -144,8 +145,16 @@ def plan_fold(
     return FoldPlan(spec, dtype, count, shape, batch_ndim, arithmetic, order, extent, length)
 
 
-def _check_wide(spec: FoldSpec, arithmetic: Arithmetic) -> None:
+def _check_wide(
+    spec: FoldSpec, arithmetic: Arithmetic, order: ReductionGraph | GraphSchedule
+) -> None:
     """ValueError for what additions of several terms do not take."""
+    directed = any(adder and adder.to_sum != "nearest-even" for adder in adders_of(order))
+    if directed and str(arithmetic.accumulator) not in ("float16", "bfloat16", "float32"):
+        raise ValueError(
+            f"accumulate, {arithmetic.accumulator}: expected float16, bfloat16 or float32 for sums "
+            "that the order rounds in another way than to nearest"
+        )
     if spec.op != "sum" or arithmetic.draws_steps:
         raise ValueError(
             f"op={spec.op!r}, rounding={spec.rounding!r}: expected sums, rounded to nearest, by "

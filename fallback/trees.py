@@ -3,8 +3,8 @@ kernels follow of them: a named order, chains, or graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -57,29 +57,26 @@ class SumTree:
         while waiting:
             node, path, is_ready = waiting.pop()
             if not isinstance(node, list | tuple):
-                parts.append(_Part(int(node), (int(node),), ()))
+                parts.append(_Part(int(node)))
             elif not is_ready:
                 waiting.append((node, path, True))
-                waiting += [(child, (*path, k), False) for k, child in enumerate(node)]
+                # Paths are as long as a tree is deep: they are made only where they are asked for.
+                paths = [(*path, k) if adders else () for k in range(len(node))]
+                waiting += [(child, at, False) for child, at in zip(node, paths, strict=True)]
             else:
-                terms = sorted(parts[-len(node) :], key=_lowest)
-                del parts[-len(node) :]
-                parts.append(_joined(terms, (adders or {}).get(path)))
+                whole = _joined(parts[-len(node) :], (adders or {}).get(path))
+                parts[-len(node) :] = [whole]
         (whole,) = parts
-        return cls._of(whole)
-
-    @classmethod
-    def _of(cls, whole: _Part) -> SumTree:
-        return cls(whole.postfix, whole.adders if any(whole.adders) else ())
+        return cls(*_postfix(whole))
 
     @classmethod
     def of_graph(cls, graph: ReductionGraph, members: int) -> SumTree:
         """The tree of a graph."""
-        parts = [_Part(m, (m,), ()) for m in range(members)]
+        parts = [_Part(m) for m in range(members)]
         for number, nodes in enumerate(graph.additions):
             own = graph.adders[number] if graph.adders else None
-            parts.append(_joined(sorted((parts[node] for node in nodes), key=_lowest), own))
-        return cls._of(parts[-1])
+            parts.append(_joined([parts[node] for node in nodes], own))
+        return cls(*_postfix(parts[-1]))
 
     @property
     def members(self) -> int:
@@ -90,6 +87,12 @@ class SumTree:
     def is_wide(self) -> bool:
         """Whether a node is other than one rounded addition of two terms."""
         return bool(self.adders)
+
+    def rounded(self, to_sum: str) -> SumTree:
+        """The tree whose sums are rounded in this way to the accumulator."""
+        nodes = sum(instruction < 0 for instruction in self.postfix)
+        known = [adder or Adder("exact") for adder in self.adders or (None,) * nodes]
+        return SumTree(self.postfix, tuple(replace(adder, to_sum=to_sum) for adder in known))
 
     @property
     def nested(self) -> Any:
@@ -152,25 +155,43 @@ class SumTree:
 
 
 class _Part(NamedTuple):
-    """A subtree: its lowest member, its postfix and its adders."""
+    """A subtree: its lowest member, which is all of it if it has no terms, and how it adds."""
 
     lowest: int
-    postfix: tuple[int, ...]
-    adders: tuple[Adder | None, ...]
+    terms: tuple[_Part, ...] = ()
+    adder: Adder | None = None
 
 
 def _lowest(part: _Part) -> int:
     return part.lowest
 
 
-def _joined(terms: Sequence[_Part], own: Adder | None) -> _Part:
-    postfix = [instruction for term in terms for instruction in term.postfix]
-    if own is None and len(terms) > 2:
-        own = Adder("exact")
-    elif own is not None and own.kind == "exact" and len(terms) == 2:
-        own = None  # one rounded addition
-    adders = (*(adder for term in terms for adder in term.adders), own)
-    return _Part(terms[0].lowest, (*postfix, -len(terms)), adders)
+def _joined(terms: Iterable[_Part], adder: Adder | None) -> _Part:
+    found = tuple(sorted(terms, key=_lowest))
+    if adder is None and len(found) > 2:
+        adder = Adder("exact")
+    elif adder == Adder("exact") and len(found) == 2:
+        adder = None  # one rounded addition
+    return _Part(found[0].lowest, found, adder)
+
+
+def _postfix(whole: _Part) -> tuple[tuple[int, ...], tuple[Adder | None, ...]]:
+    """The instructions of a tree, and the adders of its nodes."""
+    found: list[int] = []
+    adders: list[Adder | None] = []
+    waiting: list[_Part | None] = [whole]  # None: the node that comes next has its terms
+    while waiting:
+        part = waiting.pop()
+        if part is None:
+            part = waiting.pop()
+            assert part is not None
+            found.append(-len(part.terms))
+            adders.append(part.adder)
+        elif part.terms:
+            waiting += [part, None, *reversed(part.terms)]
+        else:
+            found.append(part.lowest)
+    return tuple(found), tuple(adders) if any(adders) else ()
 
 
 def _additions_from_root(tree: SumTree) -> Iterator[list[Any]]:

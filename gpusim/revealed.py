@@ -42,8 +42,13 @@ LIMITS = {
     "depth": 1040,
     "values": 20_000_000,
 }
+#: The bits of the significands of types, the hidden one included.
+SIGNIFICANDS = {"float8_e4m3fn": 4, "float8_e5m2": 3, "float16": 11, "bfloat16": 8}
+SIGNIFICANDS |= {"float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
 DTYPES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 DTYPES |= {"float64": 8, "complex64": 8, "complex128": 16}
+#: Steps of a path that an error shows.
+SHOWN = 12
 NUMBER_ROUNDINGS = (
     *("nearest-even", "nearest-away", "toward-zero", "up", "down", "away"),
     *("stochastic", "unknown"),
@@ -255,12 +260,12 @@ def _call(given: At, dtype: str, trees: int, most: int) -> RevealedCall:
 
 def _tree(given: At, ranks: int) -> RevealedTree:
     nested = given["tree"]
-    nodes = _check_ranks(nested, ranks)
-    adders, unknown = _adders(given.get("adders", "rounded"), nodes)
-    unlisted = [path for path, width in nodes.items() if width > 2 and path not in adders]
+    wide = _check_ranks(nested, ranks)
+    adders, unknown = _adders(given.get("adders", "rounded"), nested.value, ranks)
+    listed = sum(len(_node(nested.value, path) or ()) > 2 for path in adders)
     others = []
-    for entry in given.get("accumulators", []).items(len(nodes)):
-        _, precision = _keyed(entry, nodes)
+    for entry in given.get("accumulators", []).items(ranks):
+        _, precision = _keyed(entry, nested.value)
         others.append(_precision(At(precision, f"{entry.place}[1]")))
     result = given.get("result", None)
     return RevealedTree(
@@ -269,25 +274,25 @@ def _tree(given: At, ranks: int) -> RevealedTree:
         tuple(others),
         None if result.value is None else _precision(result),
         given.get("minus_zero", True).flag(),
-        unknown or bool(unlisted),
+        unknown or listed < wide,
     )
 
 
-def _check_ranks(given: At, ranks: int) -> dict[tuple[int, ...], int]:
-    """The terms of each node, by its path. ValueError unless each rank is one leaf."""
-    nodes: dict[tuple[int, ...], int] = {}
+def _check_ranks(given: At, ranks: int) -> int:
+    """How many nodes have more than two terms. ValueError unless each rank is one leaf."""
+    wide = 0
     seen: set[int] = set()
     waiting: list[tuple[Any, tuple[int, ...]]] = [(given.value, ())]
     while waiting:
-        node, path = waiting.pop()
-        place = given.place + "".join(f"[{k}]" for k in path[:12]) + ("..." if path[12:] else "")
+        node, path = waiting.pop()  # of a path its beginning, for errors
+        if not isinstance(node, list) or not 2 <= len(node) <= ranks:
+            place = given.place + "".join(f"[{k}]" for k in path)
         if isinstance(node, list):
             if not 2 <= len(node) <= ranks:
                 raise ValueError(f"{place}: {len(node):,} terms: expected 2 to {max(2, ranks)}")
-            if len(path) > ranks:
-                raise ValueError(f"{place}: expected at most {ranks - 1} nodes above each other")
-            nodes[path] = len(node)
-            waiting += [(child, (*path, k)) for k, child in reversed([*enumerate(node)])]
+            wide += len(node) > 2
+            at = [(*path, k) if len(path) < SHOWN else path for k in range(len(node))]
+            waiting += [*zip(reversed(node), reversed(at), strict=True)]
             continue
         rank = At(node, place).number(0, ranks - 1)
         if rank in seen:
@@ -296,31 +301,38 @@ def _check_ranks(given: At, ranks: int) -> dict[tuple[int, ...], int]:
     missing = [rank for rank in range(ranks) if rank not in seen]
     if missing:
         raise ValueError(f"{given.place}: rank {missing[0]} is missing, of {ranks} ranks")
-    return nodes
+    return wide
 
 
-def _keyed(entry: At, nodes: dict[tuple[int, ...], int]) -> tuple[tuple[int, ...], Any]:
+def _node(tree: Any, path: tuple[int, ...]) -> list[Any] | None:
+    """The terms of the node to which a path leads, or None."""
+    for index in path:
+        if not isinstance(tree, list) or index >= len(tree):
+            return None
+        tree = tree[index]
+    return tree if isinstance(tree, list) else None
+
+
+def _keyed(entry: At, tree: Any) -> tuple[tuple[int, ...], Any]:
     """An entry [path, value], whose path leads to a node."""
     parts = entry.items(2)
     if len(parts) != 2:
         raise entry.error("[path of a node, an object]")
     path = tuple(each.number(0, LIMITS["world_size"]) for each in parts[0].items(LIMITS["depth"]))
-    if path not in nodes:
+    if _node(tree, path) is None:
         raise parts[0].error("the path of a node of the tree: indices from the root on")
     return path, parts[1].value
 
 
-def _adders(
-    given: At, nodes: dict[tuple[int, ...], int]
-) -> tuple[dict[tuple[int, ...], Adder], bool]:
+def _adders(given: At, tree: Any, ranks: int) -> tuple[dict[tuple[int, ...], Adder], bool]:
     """The adders by path, and whether one of them is unknown."""
     found: dict[tuple[int, ...], Adder] = {}
     unknown = False
     if isinstance(given.value, str):
         kind = given.choice(("rounded", "unknown"))
         return {}, kind == "unknown"
-    for entry in given.items(len(nodes)):
-        path, value = _keyed(entry, nodes)
+    for entry in given.items(ranks):
+        path, value = _keyed(entry, tree)
         if path in found:
             raise ValueError(f"{entry.place}: the node is there twice")
         about = At(value, f"{entry.place}[1]")
@@ -336,7 +348,7 @@ def _adders(
         elif kind == "exact":
             found[path] = Adder(kind)
         else:
-            unknown = unknown or kind == "unknown" or nodes[path] > 2
+            unknown = unknown or kind == "unknown" or len(_node(tree, path) or ()) > 2
     return found, unknown
 
 

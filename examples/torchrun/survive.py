@@ -9,7 +9,6 @@ A checkpoint is written to a folder of its own, which gets its name when all of 
 """
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 
@@ -74,14 +78,16 @@ def main(options: argparse.Namespace) -> None:
         )
         start = state["step"]
         if rank == 0:
-            print(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT')}: from step {start}")
+            print(f"resuming from step {start}", flush=True)
 
+    losses = []
     for step in range(start, options.steps):
         x, y = batch(step, rank, 8, width)
         loss = F.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(loss.item())
         if (step + 1) % options.save_every == 0:
             weights, moments = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": moments, "step": step + 1}
@@ -93,7 +99,15 @@ def main(options: argparse.Namespace) -> None:
     norm = sum(p.to_local().double().square().sum() for p in model.parameters())
     dist.all_reduce(norm)
     if rank == 0:
-        print(f"{options.steps} steps: loss {mean / dist.get_world_size():.6f}, |w|^2 {norm:.6f}")
+        print(
+            f"{options.steps} steps: loss {mean / dist.get_world_size():.6f}, |w|^2 {norm:.6f}",
+            flush=True,
+        )
+    if options.out:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(model, options=whole)
+        if rank == 0:
+            torch.save({"model": weights, "losses": losses}, options.out)
     dist.destroy_process_group()
 
 
@@ -105,4 +119,5 @@ if __name__ == "__main__":
     parser.add_argument("--overwrite", action="store_true", help="write over the last checkpoint")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--out", help="a file for the final weights")
     main(parser.parse_args())

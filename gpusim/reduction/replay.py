@@ -13,11 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, kind_of
+from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, kind_of, real_of
 from gpusim.fallback.operators import ARITHMETIC_OPS
-from gpusim.fallback.schedules import Case, Fold, Schedule, Walk
+from gpusim.fallback.schedules import Case, Fold, Schedule, Trees, Walk
+from gpusim.fallback.trees import SumTree
+from gpusim.fallback.wide import ROUNDINGS
 
-from ..revealed import DTYPES, OrderFile, Precision, RevealedCall, RevealedTree, read
+from ..revealed import (
+    DTYPES,
+    SIGNIFICANDS,
+    OrderFile,
+    RevealedCall,
+    RevealedTree,
+    read,
+)
 
 __all__ = ["RevealedOrder", "problem_of", "revealed_order"]
 
@@ -117,10 +126,12 @@ class RevealedOrder(Schedule):
                 f"{', '.join(sorted(map(str, found)))}: expected one for a type"
             )
         (bits,) = kinds or {None}
+        if bits == SIGNIFICANDS[dtype.name]:
+            return real_of(dtype)
         if bits not in ACCUMULATORS:
             raise ValueError(
                 f"{self.name}, {dtype.name}: an accumulator of {bits} bits: expected 8, 11, 24 or "
-                "53, which are those of bfloat16, float16, float32 and float64"
+                "53, which are those of bfloat16, float16, float32 and float64, or the type's own"
             )
         return ACCUMULATORS[bits]
 
@@ -145,7 +156,7 @@ class RevealedOrder(Schedule):
                     raise ValueError(
                         f"{self.name}, {elements:,} elements of {call.dtype}: {problem}"
                     )
-                return self.file.trees_of_call(call)
+                return _trees(self, self.file.calls.index(call))
         raise ValueError(f"{elements:,} elements: {self.name} knows {self._known()}; {HOW}")
 
     def _trees(self, dtype: str) -> list[RevealedTree]:
@@ -176,6 +187,23 @@ def _listed(numbers: Iterable[int]) -> str:
     if len(found) > 12:
         found = [*found[:11], "...", found[-1]]
     return f"{'; '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
+
+
+@lru_cache(maxsize=64)
+def _trees(order: RevealedOrder, number: int) -> Trees:
+    """The trees of a call, which may have very many ranges."""
+    assert order.file is not None
+    file, ranges = order.file, order.file.calls[number].ranges
+    used = {which: _replayed(file.trees[which]) for which in {which for _, _, which in ranges}}
+    return Trees.joined([(begin, end, used[which]) for begin, end, which in ranges])
+
+
+def _replayed(tree: RevealedTree) -> SumTree:
+    """The tree, with the rounding of its sums where that is not to nearest."""
+    rounding = tree.accumulator.rounding
+    if tree.accumulator.bits is None or rounding == "nearest-even" or len(tree.tree.postfix) == 1:
+        return tree.tree
+    return tree.tree.rounded(rounding)
 
 
 @lru_cache(maxsize=64)
@@ -224,13 +252,14 @@ def problem_of(file: OrderFile, call: RevealedCall) -> str | None:
     if file.world_size == 1:
         return None
     for which in sorted({which for _, _, which in call.ranges}):
-        problem = _problem_of_tree(file.trees[which])
+        problem = _problem_of_tree(file.trees[which], SIGNIFICANDS[call.dtype])
         if problem:
             return f"trees[{which}]: {problem}"
     return None
 
 
-def _problem_of_tree(tree: RevealedTree) -> str | None:
+def _problem_of_tree(tree: RevealedTree, own: int) -> str | None:
+    """The reason why a tree cannot be replayed with values of `own` bits, or None."""
     if tree.unknown:
         wide = [-each for each in tree.tree.postfix if each < -2]
         terms = f"of {max(wide)} terms" if wide else "of two terms"
@@ -240,11 +269,17 @@ def _problem_of_tree(tree: RevealedTree) -> str | None:
             f"partial sums have {tree.accumulator}, and some {tree.others[0]}: expected one "
             "accumulator"
         )
-    kinds: list[tuple[str, Precision | None]] = [("accumulator", tree.accumulator)]
-    kinds += [("accumulators", each) for each in tree.others] + [("result", tree.result)]
-    for name, precision in kinds:
-        if precision is None:
-            continue
-        if precision.bits is not None and precision.rounding != "nearest-even":
-            return f"{name}: rounding {precision.rounding!r}: expected 'nearest-even'"
+    if tree.result is not None and tree.result.bits not in (None, own):
+        return f"result: {tree.result.bits} bits: expected {own}, those of the type"
+    bits, rounding = tree.accumulator.bits, tree.accumulator.rounding
+    if bits is not None and rounding != "nearest-even":
+        if rounding not in ROUNDINGS:
+            return f"accumulator: rounding {rounding!r}: expected one of {', '.join(ROUNDINGS)}"
+        if bits not in (8, 11, 24):
+            return f"accumulator: {bits} bits, {rounding}: expected 8, 11 or 24, or nearest-even"
+    if any(each.bits is not None and each.rounding != rounding for each in tree.others):
+        return f"partial sums are rounded {rounding}, and some {tree.others[0].rounding}"
+    last = tree.result
+    if last is not None and bits != own and last.rounding != "nearest-even" and last.bits:
+        return f"result: rounding {last.rounding!r}: expected 'nearest-even'"
     return None

@@ -9,18 +9,13 @@ variables that ranks of each start have, the files in which `@record` leaves err
 from __future__ import annotations
 
 import argparse
-import os
 import signal
-import stat
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim import bounded_json
+from gpusim.tools.error_files import ErrorFiles, error_files, variables
 from gpusim.tools.options import UsageError, note
 
 if TYPE_CHECKING:
@@ -28,10 +23,8 @@ if TYPE_CHECKING:
     from gpusim.torch.distributed.faults.plans import Fault
 
 __all__ = [
-    "ErrorFiles",
     "Failure",
     "Outcome",
-    "RecordedError",
     "SIGNALS",
     "add_elastic",
     "check_elastic",
@@ -46,9 +39,6 @@ __all__ = [
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The signals that torchrun passes on to ranks, unless it is told others."""
 
-LARGEST = 1 << 20
-"""How many bytes of an error file are read."""
-
 MOST_SHOWN = 8
 """How many failures the report has beside the first one."""
 
@@ -56,6 +46,10 @@ MOST_LINES = 60
 """How many lines of a traceback the report has, the last ones."""
 
 WIDTH = 60
+"""The width of the report's rules, in characters; torchrun's."""
+
+OURS = "gpusim_ranks.py:"
+"""The hook of init_process_group, which is not a place in the program."""
 
 ALONE = {
     "--faults": "a plan of faults",
@@ -127,89 +121,6 @@ def check_elastic(options: argparse.Namespace, ranks: int, processes: bool) -> N
         raise UsageError(f"--faults: {error}") from None
 
 
-# ---------------------------------------------------------------- error files
-
-
-@dataclass(frozen=True)
-class RecordedError:
-    """What a rank's `@record` has left in its error file: a message, and a traceback if any."""
-
-    message: str
-    traceback: str = ""
-
-
-class ErrorFiles:
-    """The error files of a run's ranks, in a temporary folder.
-
-    `@record` of torch.distributed.elastic writes them. They are the program's: what they have is
-    read as text, up to a size, and never trusted.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, rank: int, attempt: int) -> Path:
-        """The file of a rank's in one start, whose folder is made."""
-        path = self.folder / f"attempt_{attempt}" / str(rank) / "error.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def read(self, rank: int, attempt: int) -> RecordedError | None:
-        """The error that a rank has left; None without one, or if the file makes no sense."""
-        try:
-            return recorded_error(self.path(rank, attempt))
-        except (OSError, ValueError):
-            return None
-
-
-def recorded_error(path: Path) -> RecordedError | None:
-    """Read an error file as torch's ErrorHandler writes it.
-
-    **Raises**: OSError if there is none, ValueError if it is none of them, or too large.
-    """
-    # A pipe in its place would wait for a writer; a link could name any file.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(file, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("an error file is a regular file")
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"an error file of more than {LARGEST} bytes")
-    given = bounded_json.parse(content.decode("utf-8", "replace"))
-    message = given.get("message") if isinstance(given, dict) else None
-    if isinstance(message, str):
-        return RecordedError(message)
-    if not isinstance(message, dict):
-        return None
-    more = message.get("extraInfo")
-    trace = more.get("py_callstack") if isinstance(more, dict) else None
-    text = message.get("message")
-    return RecordedError(
-        text if isinstance(text, str) else "", trace if isinstance(trace, str) else ""
-    )
-
-
-@contextmanager
-def error_files() -> Iterator[ErrorFiles]:
-    """A block with error files, which are removed at its end."""
-    with tempfile.TemporaryDirectory(prefix="gpusim-elastic-", ignore_cleanup_errors=True) as name:
-        yield ErrorFiles(Path(name))
-
-
-def variables(
-    files: ErrorFiles, ranks: int, attempt: int = 0, max_restarts: int = 0
-) -> list[dict[str, str]]:
-    """What torchrun's agent adds to the environment of each rank, in one start."""
-    return [
-        {
-            "TORCHELASTIC_ERROR_FILE": str(files.path(rank, attempt)),
-            "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-        }
-        for rank in range(ranks)
-    ]
-
-
 # ---------------------------------------------------------------- starts
 
 
@@ -220,7 +131,8 @@ class Failure:
     **Attributes**: `how` says it in words that follow the rank's name; `message` is that of the
     error file, or of the exception, and `traceback` likewise; `recorded` says that there was an
     error file. `code` is the exit code, or minus the signal's number; `by_agent` says that the
-    agent has ended it, as another rank had failed. `site` is where its last call was.
+    agent has ended it, as another rank had failed. `site` is where its last call was, and `faults`
+    are those of the plan that had happened to it.
     """
 
     attempt: int
@@ -232,6 +144,7 @@ class Failure:
     by_agent: bool = False
     site: str = ""
     recorded: bool = False
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -296,6 +209,7 @@ def run_attempts(options: argparse.Namespace, run_once: RunOnce, ranks: int = 1)
                 break
             attempt += 1
             how = f"rank {root.rank} {one_line(str(root))}"
+            how += "".join(f" ({each})" for each in faults_of(endings, root.rank))
             print(
                 f"gpusim torchrun: {how}; all ranks begin anew, restart {attempt} of "
                 f"{options.max_restarts}",
@@ -330,10 +244,20 @@ def failures_of(endings: Endings, attempt: int, files: ErrorFiles) -> list[Failu
     if root is not None:
         bad.remove(root)
         bad.insert(0, root)
-    return [failure_of(each, attempt, files) for each in bad]
+    found = []
+    for each in bad:
+        found.append(failure_of(each, attempt, files, faults_of(endings, each.rank)))
+    return found
 
 
-def failure_of(ending: Ending, attempt: int, files: ErrorFiles) -> Failure:
+def faults_of(endings: Endings, rank: int) -> tuple[Fault, ...]:
+    """The faults of the plan that have happened to a rank."""
+    return tuple(fault for fault in endings.happened if fault.rank == rank)
+
+
+def failure_of(
+    ending: Ending, attempt: int, files: ErrorFiles, faults: tuple[Fault, ...]
+) -> Failure:
     """A rank that has ended badly, with what it has left in its error file."""
     left = files.read(ending.rank, attempt)
     message, trace = ending.message, ending.traceback
@@ -347,8 +271,9 @@ def failure_of(ending: Ending, attempt: int, files: ErrorFiles) -> Failure:
         ending.code,
         trace,
         ending.by_agent,
-        ending.site,
+        "" if OURS in ending.site else ending.site,
         left is not None,
+        faults,
     )
 
 
@@ -387,6 +312,9 @@ def report(script: str, outcome: Outcome, local_size: int) -> list[str]:
         lines.append("  <NO_OTHER_FAILURES>")
     lines += ["-" * WIDTH, "Root Cause (first observed failure):"]
     lines += section(0, root, local_size, outcome.attempts)
+    if not root.faults:  # of another rank, which hangs or has ended well
+        other = [each for each in outcome.happened if each.attempt == root.attempt]
+        lines += [f"  after     : {each}" for each in other]
     return [*lines, "=" * WIDTH]
 
 
@@ -408,6 +336,7 @@ def section(place: int, failure: Failure, local_size: int, attempts: int) -> lis
     ]
     if attempts > 1:
         lines.append(f"  start     : {failure.attempt + 1} of {attempts}")
+    lines += [f"  fault     : {fault}" for fault in failure.faults]
     if failure.site:
         lines.append(f"  last call : {failure.site}")
     return [*lines, f"  traceback : {trace[0]}", *(f"    {line}" for line in trace[1:])]

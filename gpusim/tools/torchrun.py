@@ -360,7 +360,7 @@ def run(options: argparse.Namespace) -> int:
     shared_options.check_records(options)
     if asks_for_campaign(options):
         with ends_by_signals():  # of the runs' forks
-            return run_campaign(options, run, ranks)
+            return run_campaign(options, run, ranks, runs_processes(options))
     elastic.check_elastic(options, ranks, runs_processes(options))
     if options.orders:
         from gpusim.tools.orders import run_orders
@@ -446,17 +446,14 @@ def run_on(
     with (
         ends_by_signals(),
         quiet_ends(KeyboardInterrupt),
-        elastic.error_files() as files,
         tagged_output(options.only_rank, options.quiet) as outputs,
     ):
         start = Start(options, script, outputs, seed, processes)
         try:
             if elastic.is_elastic(options):
                 return run_elastic(start, environments)
-            more = elastic.variables(files, ranks, 0, 0)
-            start.run(
-                [{**each, **own} for each, own in zip(environments, more, strict=True)], check
-            )
+            with elastic.error_files() as files:
+                start.run(with_variables(environments, elastic.variables(files, ranks)), check)
         except GpusimError as error:
             failure = error
         except KeyboardInterrupt as raised:

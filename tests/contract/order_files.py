@@ -69,3 +69,11 @@ def random_trees(
     cuts = np.unique(random.integers(0, elements + 1, size=int(random.integers(0, 9))))
     spans = pairwise([0, *(c for c in cuts.tolist() if 0 < c < elements), elements])
     return Trees.joined([(a, b, known[int(random.integers(kinds))]) for a, b in spans])
+
+
+def nodes_of(nested: Any, path: tuple[int, ...] = ()) -> Any:
+    """The adders of a tree, by their paths."""
+    if isinstance(nested, list):
+        yield path, nested
+        for k, child in enumerate(nested):
+            yield from nodes_of(child, (*path, k))

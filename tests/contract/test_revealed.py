@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import tempfile
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,20 @@ from gpusim.bounded_json import parse
 from gpusim.fallback import fold, kernels
 from gpusim.fallback.schedules import Case, Schedule, Trees
 from gpusim.fallback.trees import SumTree
+from gpusim.fallback.wide import ROUNDINGS
 from gpusim.revealed import LIMITS, read, read_text, trees_of
+from gpusim.tools.reveal import reveal_order
 from gpusim.twins import TWINS
-from tests.contract.kernel_sets import on_every_set
-from tests.contract.order_files import BITS, entry, order, random_tree, random_trees, write
+from tests.contract.kernel_sets import on_every_set, runs_every_set
+from tests.contract.order_files import (
+    BITS,
+    entry,
+    nodes_of,
+    order,
+    random_tree,
+    random_trees,
+    write,
+)
 from tests.cuda.host_cuda.device import HostDevice
 from tests.oracles.budget import budget
 
@@ -51,6 +62,7 @@ def values(ranks: int, elements: int, dtype: Any, seed: int = 0) -> np.ndarray:
 # The bits
 
 
+@runs_every_set
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize("name", TWINS)
 def test_the_file_of_a_twin_has_its_bits(name: str, ranks: int, tmp_path: Path) -> None:
@@ -152,6 +164,13 @@ def test_accumulators_are_the_files(tmp_path: Path) -> None:
         path = write(tmp_path / "order.json", order(chain, 300, "bfloat16", bits))
         chosen = Reduction.like(path)
         assert collectives.psum(x, reduction=chosen).value.tolist() == [total] * 3
+    small = np.ones((40, 3), ml_dtypes.float8_e4m3fn)
+    contents = order(trees_of("linear", 40, 3, 1), 40, "float8_e4m3fn", 4)
+    chosen = Reduction.like(write(path, contents))
+    assert collectives.psum(small, reduction=chosen).value.tolist() == [16] * 3
+    contents = order(chain, 300, "bfloat16", 7)
+    with pytest.raises(ValueError, match=r"an accumulator of 7 bits: expected 8, 11, 24 or 53"):
+        collectives.psum(x, reduction=Reduction.like(write(path, contents)))
     contents = order(chain, 300, "bfloat16")
     contents["trees"][0]["accumulator"] = {"bits": None}  # no rounding was seen
     chosen = Reduction.like(write(path, contents))
@@ -164,6 +183,43 @@ def test_one_adder_of_all_ranks_is_the_exact_order(tmp_path: Path) -> None:
     x = values(5, 9, np.float32)
     expected = collectives.psum(x, reduction="exact").value
     assert collectives.psum(x, reduction=chosen).value.tobytes() == expected.tobytes()
+
+
+@settings(max_examples=budget(400), deadline=None)
+@given(
+    st.integers(0, 2**30),
+    st.integers(2, 16),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+    st.sampled_from([*ROUNDINGS]),
+    st.booleans(),
+)
+def test_replays_are_what_reveals_own_arithmetic_gives(
+    seed: int, ranks: int, dtype: str, rounding: str, own: bool
+) -> None:
+    """Of its script, which shares no code with the kernels: wide adders, and all roundings."""
+    random = np.random.default_rng(seed)
+    nested = random_tree(random, ranks, int(random.integers(2, 9)))
+    adders = []
+    for path, node in nodes_of(nested):
+        if len(node) > 2 or random.random() < 0.2:
+            aligned = {"kind": "aligned", "bits": int(random.integers(4, 27))}
+            kind = {"kind": "exact"} if random.random() < 0.5 else aligned
+            adders.append([[*path], {**kind, "rounding": str(random.choice([*ROUNDINGS]))}])
+    bits = BITS[dtype] if own else 24
+    last = rounding if bits == BITS[dtype] else "nearest-even"
+    tree = {
+        "tree": nested,
+        "adders": adders or "rounded",
+        "accumulator": {"bits": bits, "rounding": rounding},
+        "result": {"bits": BITS[dtype], "rounding": last},
+    }
+    contents = order(Trees((0, 9), (0,), (SumTree.of(nested),)), ranks, dtype)
+    x = values(ranks, 9, np.dtype(getattr(ml_dtypes, dtype, dtype)), seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "order.json", contents | {"trees": [tree]})
+        found = collectives.psum(x, reduction=Reduction.like(path)).value
+    expected = reveal_order.simulate(tree, x.astype(np.float64))
+    assert found.astype(np.float64).tolist() == expected.tolist()
 
 
 # Texts
@@ -221,11 +277,16 @@ def test_what_a_file_lacks_is_refused_with_what_it_has(gloo: str) -> None:
         ({"adders": [[[], "unknown"]]}, "an adder of 3 terms adds in a way that was not found"),
         ({"adders": "unknown"}, "an adder of 3 terms adds"),
         ({"adders": "rounded"}, "an adder of 3 terms adds"),
-        ({"adders": [[[], {"kind": "aligned", "bits": 24, "rounding": "away"}]]}, "an adder of 3"),
-        ({"accumulator": {"bits": 24, "rounding": "toward-zero"}}, "rounding 'toward-zero'"),
+        (
+            {"adders": [[[], {"kind": "aligned", "bits": 24, "rounding": "unknown"}]]},
+            "an adder of 3",
+        ),
+        ({"accumulator": {"bits": 53, "rounding": "up"}}, "53 bits, up: expected 8, 11 or 24"),
+        ({"accumulator": {"bits": 24, "rounding": "unknown"}}, "rounding 'unknown'"),
         ({"accumulator": {"bits": 24, "rounding": "stochastic"}}, "rounding 'stochastic'"),
         ({"accumulators": [[[], {"bits": 8, "rounding": "nearest-even"}]]}, "and some 8 bits"),
-        ({"result": {"bits": 24, "rounding": "up"}}, "result: rounding 'up'"),
+        ({"accumulators": [[[], {"bits": 24, "rounding": "up"}]]}, "nearest-even, and some up"),
+        ({"result": {"bits": 11, "rounding": "nearest-even"}}, "result: 11 bits: expected 24"),
     ],
 )
 def test_what_cannot_be_replayed_says_why(
@@ -279,6 +340,7 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(contents)
 
 
+@runs_every_set
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -331,12 +393,14 @@ def test_what_is_wrong_is_named_by_its_place(path: str, value: Any, message: str
         read_text(changed(path, value))
 
 
+@runs_every_set
 def test_unknown_keys_are_left_alone() -> None:
     contents = order(GLOO, 4) | {"later": [1, {"x": None}]}
     contents["calls"][0]["probes_of_later"] = 3
     assert read_text(json.dumps(contents)).world_size == 4
 
 
+@runs_every_set
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -379,6 +443,7 @@ def test_deep_trees_are_read_without_recursion(tmp_path: Path) -> None:
     assert collectives.psum(x, reduction=chosen).value.tobytes() == expected.tobytes()
 
 
+@runs_every_set
 def test_what_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "order.json"
     path.write_bytes(b"\xff{}")
@@ -427,6 +492,7 @@ def broken(draw: Any) -> str:
     return text
 
 
+@runs_every_set
 @settings(
     max_examples=budget(10_000),
     deadline=None,
@@ -452,6 +518,7 @@ def test_broken_files_are_refused_with_a_ValueError_and_little_memory(data: st.D
     assert peak < 4_000_000
 
 
+@runs_every_set
 @settings(max_examples=budget(3000), deadline=None)
 @given(st.text('[]{},:"\\ntrufalse0123456789.-+eE \n\t', max_size=40))
 def test_json_is_what_pythons_json_is(text: str) -> None:
@@ -479,6 +546,7 @@ def test_json_is_what_pythons_json_is(text: str) -> None:
 # Refused by kernels
 
 
+@runs_every_set
 def test_trees_by_ranges_are_orders_of_the_kernels(gloo: str) -> None:
     del gloo
     random = np.random.default_rng(4)

@@ -19,8 +19,8 @@ from gpusim.fallback.schedules import Case, Schedule, Trees, compile_order
 from gpusim.fallback.trees import SumTree, compile_trees, trees_of_order
 from gpusim.twins import TWINS
 from tests.contract.fold_limits import fold_limits
-from tests.contract.kernel_sets import on_every_set
-from tests.contract.order_files import random_tree, random_trees
+from tests.contract.kernel_sets import on_every_set, runs_every_set
+from tests.contract.order_files import nodes_of, random_tree, random_trees
 from tests.contract.test_fold_contract import CUTS, numbers
 from tests.cuda.host_cuda.device import HostDevice, has_compiler
 from tests.cuda.host_cuda.values import same
@@ -117,6 +117,7 @@ def test_cuda_has_the_same_bits(case: Any, busy_threads: int) -> None:
     same(device.fold(members, order=order, **options), fold(values, order=order, **options))
 
 
+@runs_every_set
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**30), st.integers(2, 40))
 def test_graphs_number_additions_by_height(seed: int, members: int) -> None:
@@ -126,6 +127,7 @@ def test_graphs_number_additions_by_height(seed: int, members: int) -> None:
     assert tree.graph().depth <= members.bit_length() + 1
 
 
+@runs_every_set
 @pytest.mark.parametrize("members", [2, 3, 8, 33])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -175,6 +177,8 @@ def _aligned(value: Any, unit: Fraction, rounding: str) -> Fraction:
         "down": math.floor,
         "up": math.ceil,
         "nearest-even": round,
+        "away": lambda x: math.ceil(abs(x)) * (1 if x > 0 else -1),
+        "nearest-away": lambda x: math.floor(abs(x) + Fraction(1, 2)) * (1 if x > 0 else -1),
     }[rounding]
     return whole(number) * unit
 
@@ -189,12 +193,13 @@ def _sum(terms: list[Any], adder: Adder | None, dtype: Any) -> Any:
     return _rounded(sum(numbers, Fraction(0)), dtype)
 
 
+@runs_every_set
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(0, 2**30),
     st.integers(2, 20),
     st.sampled_from(["exact", "aligned"]),
-    st.sampled_from(["toward-zero", "down", "up", "nearest-even"]),
+    st.sampled_from(["toward-zero", "down", "up", "nearest-even", "away", "nearest-away"]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
 )
 def test_wide_adders_are_those_of_rational_arithmetic(
@@ -202,7 +207,7 @@ def test_wide_adders_are_those_of_rational_arithmetic(
 ) -> None:
     random = np.random.default_rng(seed)
     nested = random_tree(random, members, widest=8)
-    paths = [path for path, node in _nodes(nested) if len(node) > 2 or random.random() < 0.3]
+    paths = [path for path, node in nodes_of(nested) if len(node) > 2 or random.random() < 0.3]
     adders = {path: Adder(kind, int(random.integers(3, 30)), rounding) for path in paths}
     tree = SumTree.of(nested, adders)
     scales = 2.0 ** random.integers(-12, 12, size=(members, 7))
@@ -219,13 +224,7 @@ def test_wide_adders_are_those_of_rational_arithmetic(
         assert found[i] == total or (np.isnan(found[i]) and np.isnan(total))
 
 
-def _nodes(nested: Any, path: tuple[int, ...] = ()) -> Any:
-    if isinstance(nested, list):
-        yield path, nested
-        for k, child in enumerate(nested):
-            yield from _nodes(child, (*path, k))
-
-
+@runs_every_set
 def test_wide_adders_keep_what_is_not_finite_and_zeros() -> None:
     tree = SumTree.of([[0, 1, 2], 3], {(0,): Adder("aligned", 25)})
     order = Schedule((Case(Trees((0, 6), (0,), (tree,))),))
@@ -238,6 +237,7 @@ def test_wide_adders_keep_what_is_not_finite_and_zeros() -> None:
     assert found[2] == inf and np.isnan(found[3]) and np.isnan(found[4]) and found[5] == 0
 
 
+@runs_every_set
 def test_wide_adders_are_refused_where_kernels_lack_them() -> None:
     order = Schedule((Case(Trees((0, 6), (0,), (SumTree.of([[0, 1, 2], 3]),))),))
     x = np.ones((4, 6), np.float32)
@@ -252,6 +252,7 @@ def test_wide_adders_are_refused_where_kernels_lack_them() -> None:
 # Trees of orders
 
 
+@runs_every_set
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 7, 8, 16, 33])
 def test_twins_are_compiled_from_their_trees_as_from_their_schedules(members: int) -> None:
     for twin in TWINS.values():
@@ -268,6 +269,7 @@ def test_twins_are_compiled_from_their_trees_as_from_their_schedules(members: in
                 assert again == order or (again == "tree" and trees == known)
 
 
+@runs_every_set
 def test_trees_compare_whatever_the_order_of_terms() -> None:
     assert SumTree.of([[3, 1], [2, 0]]) == SumTree.of([[0, 2], [1, 3]])
     assert SumTree.of([[3, 1], [2, 0]]) != SumTree.of([[0, 1], [2, 3]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -136,10 +137,9 @@ def test_other_groups_go_on(tmp_path: Path) -> None:
         return y.item()
 
     endings = launch(program, 4, "kill rank=2 call=2")
-    assert [notes.of(rank) for rank in (1, 3)] == [["fine", CLOSED, "fine"]] * 2
     # Rank 0 has no connection to rank 2 in a ring, and the others go on: it waits for its limit,
     # and they for it.
-    assert notes.of(0) == ["fine"]
+    assert [notes.of(rank) for rank in (0, 1, 3)] == [["fine"], ["fine", CLOSED], ["fine", CLOSED]]
     assert [each.by_agent for each in endings.ranks] == [True, True, False, True]
 
     endings = launch(program, 4, "exit rank=2 call=2 code=0")
@@ -313,6 +313,27 @@ def test_a_group_of_survivors_can_be_made(tmp_path: Path) -> None:
     assert [notes.of(0), notes.of(1)] == [[CLOSED], [CLOSED]]
 
 
+def test_survivors_can_make_a_smaller_world(tmp_path: Path) -> None:
+    notes = Notes(tmp_path)
+
+    def program(rank: int) -> list[float]:
+        dist.init_process_group("gloo")
+        notes.tried(rank, lambda: dist.all_reduce(ones()))
+        dist.destroy_process_group()
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        dist.init_process_group("gloo", store=store, rank=rank // 2, world_size=2)
+        x = torch.tensor([rank + 1.0])
+        dist.all_reduce(x)
+        pair = dist.new_group([1, 0])
+        y = torch.tensor([float(dist.get_rank())])
+        dist.broadcast(y, 1, group=pair)
+        return [x.item(), y.item(), dist.get_world_size()]
+
+    endings = launch(program, 3, "kill rank=1 call=1")
+    assert [notes.of(0), notes.of(2)] == [[CLOSED], [CLOSED]]
+    assert endings.results == [[4.0, 1.0, 2], None, [4.0, 1.0, 2]]
+
+
 def test_a_death_at_the_end_hurts_those_that_still_call() -> None:
     def program(rank: int) -> None:
         dist.init_process_group("gloo")
@@ -338,6 +359,36 @@ def test_a_handler_of_sigterm_runs(tmp_path: Path) -> None:
 
     endings = launch(program, 2, "kill rank=1 call=1")
     assert notes.of(0) == ["saved"] and endings.ranks[0].by_agent
+
+
+def test_a_survivor_that_waits_elsewhere_is_ended() -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo")
+        if rank == 0:
+            os.read(os.pipe()[0], 1)
+        dist.barrier()
+
+    endings = launch(program, 2, "kill rank=1 call=1")
+    assert codes(endings) == [-15, -9] and endings.ranks[0].by_agent
+
+
+def test_a_process_may_end_while_its_rank_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo")
+        if rank == 1:
+            begun = threading.Event()
+
+            def last_words() -> None:
+                begun.wait()
+                print("last words", flush=True)
+                os._exit(5)
+
+            threading.Thread(target=last_words).start()
+            begun.set()
+        time.sleep(3600)
+
+    endings = launch(program, 2)
+    assert codes(endings) == [-15, 5] and "last words" in capfd.readouterr().out
 
 
 def test_the_store_lives_on(tmp_path: Path) -> None:

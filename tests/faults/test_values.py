@@ -241,3 +241,72 @@ def test_what_cannot_change_is_said(
     path = script(tmp_path, PROGRAM)
     assert main(["torchrun", "--ranks", "2", "--faults", plan, path]) == 0
     assert f"did not happen: {plan}: {why}" in capsys.readouterr().err
+
+
+DDP = """
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_the_check_finds_replicas_that_a_flip_has_made_unequal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, DDP)
+    given = ["torchrun", "--ranks", "2", "--check", "--faults"]
+    assert main([*given, "flip-result rank=1 call=9 bit=22", path]) == 1
+    error = capsys.readouterr().err
+    assert "unequal-parameters at" in error and "is not equal on ranks 0, 1" in error
+    # Before the sum all ranks have the same wrong gradient: no replica differs.
+    assert main([*given, "flip rank=1 call=9 bit=22", path]) == 0
+    assert "no findings" in capsys.readouterr().err
+
+
+FUNCTIONAL = """
+    import torch, torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    x = torch.full((2,), float(rank + 1))
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)       # call 1
+    print(y.tolist())
+    out, works = torch.zeros(4), []
+    works.append(dist.all_gather_into_tensor(out, x, async_op=True))  # call 2
+    [work.wait() for work in works]
+    print(out.tolist())
+    found = [None, None]
+    dist.all_gather_object(found, rank)  # calls 3 and 4: sizes, bytes
+    print(found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("flip rank=0 call=1 bit=31", ["[1.0, 3.0]", None, "[0, 1]"]),
+        ("flip-result rank=0 call=1 bit=31", ["[-3.0, 3.0]", None, "[0, 1]"]),
+        ("flip-result rank=0 call=2 bit=31 element=3", [None, "[1.0, 1.0, 2.0, -2.0]", "[0, 1]"]),
+    ],
+)
+def test_functional_and_asynchronous_calls(
+    plan: str, expected: list[str | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, FUNCTIONAL)
+    plain = ["[3.0, 3.0]", "[1.0, 1.0, 2.0, 2.0]", "[0, 1]"]
+    assert main(["torchrun", "--ranks", "2", "--only-rank", "0", "--faults", plan, path]) == 0
+    captured = capsys.readouterr()
+    found = [line for line in captured.out.splitlines() if line.startswith("[")]
+    assert found == [one or other for one, other in zip(expected, plain, strict=True)]
+    assert "did not happen" not in captured.err

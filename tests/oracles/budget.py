@@ -58,6 +58,7 @@ SHARES = {
     "tests/project/test_examples.py": 0.2,
     "tests/project/test_ports.py": 0.15,
     "tests/resume": 0.2,  # each takes seconds
+    "tests/resume/test_programs.py": 0.2,
     "tests/tools": 0.3,
     "tests/torch": 0.35,
     "tests/torch/test_distributed_bits.py": 1.0,  # a sample by itself

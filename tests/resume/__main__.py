@@ -1,6 +1,7 @@
 """Runs `gpusim resume` on every program, and compares what it says with what is expected.
 
-python -m tests.resume [--only TEXT] [--kind bugs|correct] [--jobs N] [--json FILE] [--real]
+python -m tests.resume [--only TEXT] [--kind bugs|correct] [--json FILE] [--real]
+    [--pair SAVE,LOAD] [--skip N]
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def said(case: Case) -> dict[str, Any]:
+def said(case: Case, fork: bool = False) -> dict[str, Any]:
     """The JSON of `gpusim resume` for a case, with its exit code, output and seconds."""
     script, *arguments = shlex.split(case.program)
     ranks = [",".join(map(str, numbers)) for numbers in (case.save, case.load)]
@@ -37,13 +39,45 @@ def said(case: Case) -> dict[str, Any]:
         command += ["--save-ranks", ranks[0], "--load-ranks", ranks[1], *case.more]
         command += [str(PROGRAMS / script), *arguments, "--checkpoint", "{checkpoint}"]
         begin = time.monotonic()
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=scratch, env=environment()
-        )
+        code, output = (forked if fork else started)(command, Path(scratch))
         found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    found["code"], found["seconds"] = done.returncode, time.monotonic() - begin
-    found["output"] = done.stdout + done.stderr
-    return found
+    return {**found, "code": code, "seconds": time.monotonic() - begin, "output": output}
+
+
+def started(command: list[str], scratch: Path) -> tuple[int, str]:
+    """The exit code and the output of a command in a process of its own."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=scratch, env=environment())
+    return done.returncode, done.stdout + done.stderr
+
+
+def forked(command: list[str], scratch: Path) -> tuple[int, str]:
+    """The same in a fork of this process, which imports torch once for all cases."""
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp  # noqa: F401
+
+    from gpusim.tools.cli import main as command_line
+
+    output = scratch / "output.txt"
+    if pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code, output.read_text()
+    code = 1
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.environ.update(environment())
+        os.chdir(scratch)
+        sys.argv = ["gpusim", *command[3:]]
+        code = int(command_line() or 0)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def environment() -> dict[str, str]:
@@ -113,7 +147,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def checked_for_real(case: Case) -> tuple[Case, dict[str, Any]]:
+def checked_for_real(case: Case) -> dict[str, Any]:
     """The case over gloo, as real.py sees it, in the form of `said`."""
     from tests.resume.real import compare
 
@@ -124,33 +158,34 @@ def checked_for_real(case: Case) -> tuple[Case, dict[str, Any]]:
             verdict, text = compare(case.program, save, load, case.stop)
             first = {"state": case.at[0] if case.at else "", "text": text[-300:]}
             found["pairs"].append({"save": save, "load": load, "verdict": verdict, "first": first})
-    return case, {**found, "seconds": time.monotonic() - begin}
+    return {**found, "seconds": time.monotonic() - begin}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose program contains this")
     parser.add_argument("--kind", choices=("bugs", "correct"))
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--pair", help="this pair of each case alone, such as 2,4")
+    parser.add_argument("--skip", type=int, default=0, help="leave the first cases out")
     parser.add_argument("--json", type=Path, help="write the rows into this file")
     parser.add_argument("--real", action="store_true", help="over gloo, without gpusim")
     options = parser.parse_args()
     cases = BUGS if options.kind == "bugs" else CORRECT if options.kind else (*BUGS, *CORRECT)
     cases = tuple(case for case in cases if options.only in case.program)
+    if options.pair:
+        save, load = map(int, options.pair.split(","))
+        cases = tuple(replace(case, save=(save,), load=(load,)) for case in cases)
+        cases = tuple(case for case in cases if not case.says or (save, load) in case.wrong)
     rows = []
-    with ThreadPoolExecutor(1 if options.real else options.jobs) as pool:
-        if options.real:
-            results = map(checked_for_real, cases)  # it forks: no threads
-        else:
-            results = zip(cases, pool.map(said, cases), strict=True)
-        for case, found in results:
-            rows.append(row_of(case, found))
-            print(printed(rows[-1]), flush=True)
-            if rows[-1]["verdict"] == "failed":
-                print(found["output"][-2000:], flush=True)
+    for case in cases[options.skip :]:
+        found = checked_for_real(case) if options.real else said(case, fork=True)
+        rows.append(row_of(case, found))
+        print(printed(rows[-1]), flush=True)
+        if rows[-1]["verdict"] == "failed":
+            print(found["output"][-2000:], flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(summary(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["verdict"] not in ("right", "elsewhere") for row in rows))
 
 

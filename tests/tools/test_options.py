@@ -33,6 +33,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "--device": {"torchrun": "a GPU may play too, for ranks that are threads"},
     "--dtype": {
         "equal": "how wide floats are",
+        "reveal": "of the values that are summed, a list",
         "twin check": "only these, repeatable",
         "twin infer": "one, of raw bytes",
     },
@@ -50,7 +51,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "--record": {},
     "--reduction": {"study": "a list"},
     "--seed": {"torchrun": "may be random"},
-    "--out": {"schedule": "the older name of --picture"},
+    "--out": {"schedule": "the older name of --picture", "reveal": "the file"},
     "--threads": {"study": "how many", "torchrun": "ranks are threads"},
     "--module": {"run": "has the name as its value, so that -mNAME is one word, as python's"},
     "-m": {"run": "as --module"},
@@ -161,7 +162,8 @@ def test_every_command_with_participants_takes_both_names() -> None:
     found = uses()
     assert found["--ranks"].keys() == found["--replicas"].keys()
     assert found["--ranks"].keys() == {
-        "demo", "equal", "invariant", "jaxrun", "study", "study train", "torchrun", "twin check"
+        "demo", "equal", "invariant", "jaxrun", "reveal", "study", "study train", "torchrun",
+        "twin check",
     }  # fmt: skip
 
 

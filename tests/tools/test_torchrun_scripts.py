@@ -27,6 +27,10 @@ RUNS = {
     ),
     "moe": (["--steps 30", "--steps 6 --experts 64"], None),
     "multigpu_resume": (["4 --snapshot {}.pt", "2 --snapshot {}.pt"], "5 --snapshot {}.pt"),
+    "survive": (
+        ["--steps 4 --checkpoints {}", "--steps 2 --checkpoints {}"],
+        "--steps 16 --checkpoints {}",
+    ),
     "tensor_parallel": (["--steps 12 --tp 2", "--steps 2 --tp 8"], None),
 }
 #: What a process of torch's own says if it aborts at its end, as it does now and then.

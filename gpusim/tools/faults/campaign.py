@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpusim.tools.progress import Advance
 from gpusim.torch.distributed.faults.plans import Fault
 
-from .observations import Observation
+from .observations import Observation, short_site
 from .running import Runner
 from .shrinking import MOST_RUNS, shrink
 from .verdicts import BAD, VERDICTS, Reference, Verdict, judge, reference_of
@@ -105,7 +105,7 @@ def _judged(reference: Reference, plan: Plan, found: Observation, checked: bool)
         seen = reference.observation.seen
         if not site and fault.write is not None and seen and fault.attempt == 0:
             writes = seen[fault.rank].writes
-            site = writes[fault.write - 1] if fault.write <= len(writes) else ""
+            site = short_site(writes[fault.write - 1]) if fault.write <= len(writes) else ""
     return Judged(plan, verdict, site, found.attempts)
 
 

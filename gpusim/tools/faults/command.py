@@ -69,15 +69,19 @@ def asks_for_campaign(options: argparse.Namespace) -> bool:
 
 
 def run_campaign(
-    options: argparse.Namespace, command: Callable[[argparse.Namespace], int], ranks: int
+    options: argparse.Namespace,
+    command: Callable[[argparse.Namespace], int],
+    ranks: int,
+    processes: bool,
 ) -> int:
     """Run the campaign; 1 if a plan is silently different, hung or unnamed.
 
-    **Arguments**: `command` is `gpusim torchrun` with the options of one run.
+    **Arguments**: `command` is `gpusim torchrun` with the options of one run; `processes`: whether
+    it runs ranks as processes.
 
     **Raises**: UsageError.
     """
-    check(options)
+    check(options, processes)
     from gpusim.torch.distributed.faults.plans import PlanError
 
     from .campaign import FailedError, run_plans
@@ -101,13 +105,14 @@ def run_campaign(
                     found = run_plans(runner, plans_of, options.check is not None, advance)
         except FailedError as error:
             raise UsageError(f"--faults {options.faults}: {error}") from None
+        finally:
+            runner.close()
     return report(options, found, title, ranks)
 
 
-def check(options: argparse.Namespace) -> None:
+def check(options: argparse.Namespace, processes: bool) -> None:
     """**Raises**: UsageError for options that a campaign cannot have."""
     from gpusim.tools import elastic
-    from gpusim.tools.torchrun import runs_processes
 
     shared.check_outputs(options)
     if sys.platform != "linux":
@@ -118,7 +123,7 @@ def check(options: argparse.Namespace) -> None:
             raise UsageError(f"--faults {options.faults} --{shown}: expected it for one run alone")
     own = argparse.Namespace(**vars(options))
     own.faults = "kill rank=0 call=1"  # the rules of one plan
-    elastic.check_elastic(own, 1, runs_processes(options))
+    elastic.check_elastic(own, 1, processes)
 
 
 def plans_by(

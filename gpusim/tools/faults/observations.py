@@ -11,7 +11,7 @@ from typing import Any
 from gpusim.torch.distributed.faults.plans import Fault
 from gpusim.torch.distributed.faults.watching import Seen
 
-__all__ = ["Observation", "Problem", "read_observation"]
+__all__ = ["Observation", "Problem", "read_observation", "short_site"]
 
 LARGEST = 1 << 28
 """The most bytes of a file that a run has left for the campaign."""
@@ -34,11 +34,11 @@ class Observation:
 
     **Attributes**: `code` is the command's exit code; `happened` the faults that happened, and
     where; `problems` the ranks that have ended badly, by start; `attempts` how many starts there
-    were; `hung` says why no rank could go on; `findings` are the check's; `output` is the end of
-    all output, without stamps; `lines` have the last line on each rank's standard output; `bits`
-    are digests of each rank's weights and optimizer states; `files` are digests by name; `expired`
-    says that the run was ended as it took too much of this machine's time; `seen` is there if it
-    was asked for.
+    were; `hung` says why no rank could go on, and `error` is gpusim's own that ended all;
+    `findings` are the check's; `output` is the end of all output; `lines` have the last line on
+    each rank's standard output; `bits` are digests of each rank's weights and optimizer states;
+    `files` are digests by name; `expired` says that the run was ended as it took too much of this
+    machine's time; `seen`, `modules` and `sources` are there if counts were asked for.
     """
 
     code: int
@@ -46,6 +46,7 @@ class Observation:
     problems: tuple[Problem, ...] = ()
     attempts: int = 1
     hung: str = ""
+    error: str = ""
     findings: tuple[str, ...] = ()
     output: str = ""
     lines: dict[int, str] = field(default_factory=dict)
@@ -78,6 +79,7 @@ def read_observation(folder: Path, ranks: int, code: int) -> Observation:
         tuple(Problem(**each) for each in left.get("problems", ())),
         left.get("attempts", 1),
         left.get("hung", ""),
+        left.get("error", ""),
         tuple(left.get("findings", ())),
         left.get("output", ""),
         {int(rank): line for rank, line in left.get("lines", {}).items()},
@@ -105,8 +107,17 @@ def _happened(path: Path) -> tuple[tuple[Fault, str], ...]:
     found: dict[Fault, str] = {}
     for line in _text(path).splitlines():
         row: dict[str, Any] = json.loads(line)
-        found.setdefault(Fault(**row["fault"]), row["site"])
+        found.setdefault(Fault(**row["fault"]), short_site(row["site"]))
     return tuple(found.items())
+
+
+def short_site(site: str) -> str:
+    """A place in a program, or a file, by the last two parts of its path.
+
+    >>> short_site("/home/me/run/train.py:12")
+    'run/train.py:12'
+    """
+    return "/".join(site.split("/")[-2:])
 
 
 def _json(path: Path, missing: Any) -> Any:

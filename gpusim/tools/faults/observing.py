@@ -1,7 +1,8 @@
-"""Observes one rank, in its process: all that a fault could disturb, and the bits that it leaves."""
+"""Observes one rank, in its process: all that a fault could disturb, and the bits at its end."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import linecache
@@ -25,20 +26,22 @@ DEEPEST = 8
 def observed(folder: str, rank: int) -> Iterator[None]:
     """A block around a rank's program; if it ends well, `rank-N.json` is written to the folder.
 
-    The file has digests of the weights and states of each optimizer that has made a step. A start
-    of the ranks that comes later overwrites it.
+    The file has digests of the weights and states of all optimizers that the program has made. A
+    start of the ranks that comes later overwrites it.
     """
     from torch.optim import Optimizer
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     optimizers: list[Optimizer] = []
+    make = Optimizer.__init__
 
-    def keep(optimizer: Optimizer, args: Any, named: Any) -> None:
-        # For itself, and not a weak reference: the program's own may be gone at its end.
-        if all(each is not optimizer for each in optimizers):
-            optimizers.append(optimizer)
+    @functools.wraps(make)
+    def made(optimizer: Optimizer, *args: Any, **named: Any) -> None:
+        make(optimizer, *args, **named)
+        # Also one that makes no step, as all were made before a restart. For itself, and not a weak
+        # reference: the program's own may be gone at its end.
+        optimizers.append(optimizer)
 
-    hook = register_optimizer_step_post_hook(keep)
+    setattr(Optimizer, "__init__", made)  # noqa: B010
     before = set(sys.modules)
     # torch takes the stack for each fake tensor mode, DTensor makes one for each new shape, and
     # each looks at the dates of all files of the stack. They do not change in a run.
@@ -46,8 +49,10 @@ def observed(folder: str, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
-        hook.remove()
-    left: dict[str, Any] = {"weights": _weights(optimizers), "states": _states(optimizers)}
+        setattr(Optimizer, "__init__", make)  # noqa: B010
+    left: dict[str, Any] = {}
+    if optimizers:
+        left = {"weights": _weights(optimizers), "states": _states(optimizers)}
     own = watching.seen()
     if own is not None:
         left["seen"] = {"calls": own.calls, "writes": own.writes, "waits": own.waits}

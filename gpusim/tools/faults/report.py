@@ -50,7 +50,7 @@ def places(found: Campaign) -> tuple[list[str], Cells]:
     counts: dict[str, Counter[str]] = {}
     for each in found.judged:
         if each.site:
-            counts.setdefault(_short(each.site), Counter())[each.verdict.name] += 1
+            counts.setdefault(each.site, Counter())[each.verdict.name] += 1
     ordered = sorted(counts.items(), key=lambda each: (_badness(each[1]), each[0]))
     shown = [each for each in VERDICTS if any(own[each] for own in counts.values())]
     rows = [
@@ -62,11 +62,6 @@ def places(found: Campaign) -> tuple[list[str], Cells]:
 
 def _badness(counts: Counter[str]) -> int:
     return -sum(counts[name] for name in BAD)
-
-
-def _short(site: str) -> str:
-    """A line of a program by its file's name; a file that is written by its last two names."""
-    return "/".join(site.split("/")[-2:])
 
 
 def again(command: str, judged: Judged) -> str:
@@ -116,7 +111,7 @@ def sentences(found: Campaign, command: str) -> list[str]:
         texts.append(f"Not compared, as two runs without faults differ in it: {shown}{more}")
     if not found.reference.observation.bits:
         texts.append(
-            "Weights are not compared: no optimizer of torch.optim has made a step. Last lines and "
+            "Weights are not compared, as no rank has an optimizer of torch.optim; last lines and "
             "files are"
         )
     if not found.worst:

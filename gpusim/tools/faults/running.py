@@ -118,6 +118,10 @@ class Runner:
         gc.collect()
         gc.freeze()
 
+    def close(self) -> None:
+        """Let this process collect its objects again."""
+        gc.unfreeze()
+
     def undisturbed(self) -> Observation:
         """Run it without faults, and see all that faults could disturb."""
         return next(self._run([((), True)]))[1]
@@ -126,9 +130,7 @@ class Runner:
         """Run it with a plan."""
         return next(self.run_all([faults]))[1]
 
-    def run_all(
-        self, plans: Iterable[tuple[Fault, ...]]
-    ) -> Iterator[tuple[int, Observation]]:
+    def run_all(self, plans: Iterable[tuple[Fault, ...]]) -> Iterator[tuple[int, Observation]]:
         """Run it with each of the plans, several at a time.
 
         Yields the place of a plan and what was observed, as runs end. If the caller stops, those
@@ -213,9 +215,7 @@ class Runner:
                 raise KeyboardInterrupt
             yield own.place, replace(found, expired=descriptor in expired)
 
-    def _end(
-        self, descriptor: int, selector: DefaultSelector, running: dict[int, _Running]
-    ) -> int:
+    def _end(self, descriptor: int, selector: DefaultSelector, running: dict[int, _Running]) -> int:
         """Take a run that has ended from those that run; its exit code."""
         own = running.pop(descriptor)
         selector.unregister(descriptor)
@@ -271,6 +271,7 @@ class Runner:
             }
             if outcome is not None:
                 left |= {"attempts": outcome.attempts, "hung": outcome.hung}
+                left["error"] = "" if outcome.error is None else str(outcome.error)
                 left["problems"] = [
                     asdict(Problem(each.attempt, each.rank, each.how, each.message, each.by_agent))
                     for each in outcome.failures

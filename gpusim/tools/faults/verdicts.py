@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpusim.torch.distributed.faults.plans import Fault
-
 from .observations import Observation, Problem
 
 __all__ = ["BAD", "VERDICTS", "Reference", "Verdict", "judge", "reference_of"]
@@ -56,9 +54,6 @@ WORDS = {
     "nan": WRONG,
 }
 """By kind of fault: words by which an error names its effect."""
-
-SILENT = frozenset({"flip", "flip-result", "nan"})
-"""The kinds that end nothing by themselves, and that --check may find."""
 
 
 class Verdict(NamedTuple):
@@ -149,33 +144,32 @@ def _difference(usual: Observation, found: Observation) -> str:
 
 
 def _named(found: Observation) -> Verdict:
-    """The verdict of a run that has ended with an error."""
-    last = [each for each in found.problems if each.attempt == found.attempts - 1]
-    roots = [_first(found.problems, attempt) for attempt in range(found.attempts)]
+    """The verdict of a run that has ended with an error.
+
+    The last start counts: its first failure is of a rank that a fault befell there, or the error
+    says so, or says the effect. Else the report leads to something that is not the fault.
+    """
+    last = found.attempts - 1
+    again = f"start {found.attempts} fails: " if last else ""
+    root = _first(found.problems, last)
     for fault, site in found.happened:
-        for root in roots:
-            if root is not None and root.rank == fault.rank and _is_of(fault, root):
-                where = f" at {site}" if site else ""
-                return Verdict("named", f"rank {root.rank} {_short(root.how)}{where}")
-    said = [f"{each.how} {each.message}" for each in last if not each.by_agent]
+        mine = root is not None and (root.rank, last) == (fault.rank, fault.attempt)
+        if root is not None and mine:
+            where = f" at {site}" if site else ""
+            return Verdict("named", f"{again}rank {root.rank} {_short(root.how)}{where}")
+    own = [each for each in found.problems if each.attempt == last and not each.by_agent]
+    said = [f"rank {each.rank} {each.how} {each.message}" for each in own] + [found.error]
     for fault, _ in found.happened:
         for text in said:
             if match := WORDS[fault.kind].search(text):
-                return Verdict("named", f"the error says {match[0]!r}: {_short(text)}")
-    shown = _short(said[0]) if said else _short(_last_line(found.output))
-    return Verdict("unnamed", shown or "the run ended without an error")
+                return Verdict("named", f"{again}{_short(text)} (it says {match[0]!r})")
+    shown = next((_short(text) for text in said if text), _short(_last_line(found.output)))
+    return Verdict("unnamed", f"{again}{shown or 'it ends without an error'}")
 
 
 def _first(problems: Sequence[Problem], attempt: int) -> Problem | None:
     """The first failure of a start."""
     return next((p for p in problems if p.attempt == attempt and not p.by_agent), None)
-
-
-def _is_of(fault: Fault, root: Problem) -> bool:
-    """Whether the first failure of a start is the fault's rank's, by the fault itself."""
-    if fault.kind not in SILENT:
-        return True
-    return bool(WORDS[fault.kind].search(f"{root.how} {root.message}"))
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Compares a resumed run with the one that was never interrupted, and names the first difference."""
+"""Compares a resumed run with the uninterrupted one, and names the first difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ __all__ = ["compare", "first_unlike", "is_fresh", "is_rounding"]
 
 STATES = {"weight": "weights", "buffer": "buffers", "optimizer state": "optimizer"}
 """Kinds of tensors, and the state that they are."""
-ORDER = ("weights", "buffers", "optimizer", "groups", "scheduler", "scaler", "random", "data", "steps")
+ORDER = (
+    "weights",
+    "buffers",
+    "optimizer",
+    "groups",
+    "scheduler",
+    "scaler",
+    "random",
+    "data",
+    "steps",
+    "saved",
+)
 ROUNDING = 1e-2
 """The share of a run's change of the weights up to which two uninterrupted runs are one but for
 rounding."""
@@ -26,25 +37,29 @@ LEAST = 1e-3
 """The share of the change since the load that always counts as rounding."""
 
 
-def compare(whole: Run, other: Run, resumed: Run, step: int) -> Pair:
+def compare(
+    whole: Run, other: Run, resumed: Run, step: int, exact: bool = True, saved: Run | None = None
+) -> Pair:
     """Compare a run that was resumed at `step`.
 
     **Arguments**: `whole`, never interrupted, on as many ranks as saved; `other`, on as many as
-    `resumed` has: the same run if the numbers are the same.
+    `resumed` has: the same run if the numbers are the same; `exact`, whether the same number of
+    ranks has the same bits: not where sums depend on DistributedDataParallel's buckets, which are
+    others in the first step of a run; `saved`, the run up to the checkpoint.
     """
     found = list(_at_load(whole, other, resumed, step))
     found += compare_data(whole, other, resumed, step)
     found += _steps(whole, other, resumed, step)
     if not found:
-        found += _later(whole, other, resumed, step)
+        found += _later(whole, other, resumed, step, exact)
+    if not found and whole is other and exact:
+        found += _contents(whole, saved, resumed, step)
     found.sort(key=lambda each: (each.step or step, ORDER.index(each.state)))
-    return Pair(
-        whole.ranks, resumed.ranks, step, DIFFERENT if found else SAME, tuple(found)
-    )
+    return Pair(whole.ranks, resumed.ranks, step, DIFFERENT if found else SAME, tuple(found))
 
 
 def _label(key: Key) -> str:
-    kind, root, name, leaf = key
+    _, root, name, leaf = key
     full = f"{root}.{name}" if name else root
     return f"{leaf} of {full}" if leaf else full
 
@@ -143,8 +158,10 @@ def _list(numbers: list[int]) -> str:
 
 
 def _site(resumed: Run, state: str) -> str:
-    return resumed.site(state) or resumed.site("dcp") if state in STATES.values() else resumed.site(
-        {"groups": "optimizer"}.get(state, state)
+    return (
+        resumed.site(state) or resumed.site("dcp")
+        if state in STATES.values()
+        else resumed.site({"groups": "optimizer"}.get(state, state))
     )
 
 
@@ -175,7 +192,7 @@ def _by_name(run: Run, name: str, step: int) -> dict[str, dict[str, Any]]:
 def _numbers(
     whole: Run, other: Run, resumed: Run, step: int, name: str, state: str
 ) -> Finding | None:
-    """The first option of a parameter group, or number of a scheduler or scaler, that is another."""
+    """The first option of a group, or number of a scheduler or scaler, that is another."""
     mine, over = _by_name(whole, name, step), _by_name(other, name, step)
     for rank, entries in resumed.of_step(name, 0):
         theirs = dict(_options(entries, name))
@@ -247,7 +264,11 @@ def first_unlike(one: Run, two: Run, last: int) -> str | None:
     for step in range(last + 1):
         for key in one.keys(step):
             mine, theirs = one.wholes(step, key), two.wholes(step, key)
-            if mine is not None and theirs is not None and _unlike(key[0], mine, theirs) is not None:
+            if (
+                mine is not None
+                and theirs is not None
+                and _unlike(key[0], mine, theirs) is not None
+            ):
                 return f"{STATES[key[0]]} {_label(key)} at step {step}"
     return None
 
@@ -267,9 +288,35 @@ def is_fresh(other: Run, resumed: Run, whole: Run, step: int) -> bool:
 # ---------------------------------------------------------------- after the load
 
 
-def _later(whole: Run, other: Run, resumed: Run, step: int) -> Iterator[Finding]:
+def _contents(whole: Run, saved: Run | None, resumed: Run, step: int) -> Iterator[Finding]:
+    """The first thing that is another in what a rank saves later.
+
+    Of things that two uninterrupted runs save alike: a time is another one in each.
+    """
+    again = {} if saved is None else dict(saved.of_rank("contents"))
+    for rank, theirs in resumed.of_rank("contents"):
+        mine = dict(whole.of_rank("contents")).get(rank, {})
+        unstable = {
+            name
+            for at, own in again.get(rank, {}).items()
+            for name, value in own.items()
+            if mine.get(at, {}).get(name) != value
+        }
+        for at, own in sorted(theirs.items(), key=lambda each: int(each[0])):
+            expected = mine.get(str(int(at) + step), {})
+            for name, value in own.items():
+                if name in unstable or expected.get(name, value) == value:
+                    continue
+                text = "it is another in the checkpoint that is saved here"
+                if len(value) < 12 and value.lstrip("-")[:1].isdigit():
+                    text = f"it is {value}, not {expected[name]}, in the checkpoint saved here"
+                yield Finding("saved", name, text, rank, step + int(at))
+                return
+
+
+def _later(whole: Run, other: Run, resumed: Run, step: int, exact: bool) -> Iterator[Finding]:
     last = min(whole.steps - step, resumed.steps)
-    if whole is not other:
+    if whole is not other or not exact:
         yield from _about(whole, other, resumed, step, last)
         return
     for n in range(1, last + 1):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .contents import contents_of
 from .sites import site
 
 __all__ = ["Checkpoints", "saved_steps"]
@@ -52,6 +53,8 @@ class Checkpoints:
         self.saved: dict[int, str] = {}
         #: The last call that has read from the checkpoint's folder.
         self.loaded = ""
+        #: Of each step after which this rank has called torch.save, what was in it.
+        self.contents: dict[int, dict[str, str]] = {}
         self._pending: list[Any] = []
 
     def install(self, stack: ExitStack) -> None:
@@ -95,6 +98,8 @@ class Checkpoints:
                 path = args[place]
             writer = named.get("storage_writer")
             note(path if path is not None else getattr(writer, "path", None))
+            if owner is torch and name == "save" and args and self.is_ours(path):
+                self.contents.setdefault(self._steps(), {}).update(contents_of(args[0]))
             result = real(*args, **named)
             if name == "async_save":
                 self._pending.append(result)

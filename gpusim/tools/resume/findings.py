@@ -15,9 +15,10 @@ class Finding:
     """A state that is another than in the run that was never interrupted.
 
     **Attributes**: `state`, its kind: weights, buffers, optimizer, groups (options of parameter
-    groups, such as the learning rate), scheduler, scaler, random, data or steps; `name`, of the
-    tensor or generator; `text`, a sentence; `rank`, of the resumed run; `step`, counted over both
-    runs; `site`, file:line where it was loaded, if it was.
+    groups, such as the learning rate), scheduler, scaler, random, data, steps, or saved (what the
+    script saves besides); `name`, of the tensor or generator; `text`, a sentence; `rank`, of the
+    resumed run; `step`, optimizer steps that are done, over both runs; `site`, file:line where it
+    was loaded, if it was.
     """
 
     state: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,8 @@ from gpusim.tools.page import html_table, write_page
 
 from .findings import DIFFERENT, REFUSED, SAME, Finding, Pair
 from .running import Table
-from .settings import PLACE
 
 __all__ = ["record", "sentences", "write"]
-
-MORE = 3
-"""States that are named for a pair beside the first."""
 
 
 def sentences(found: Table) -> list[str]:
@@ -123,4 +120,24 @@ def record(found: Table) -> dict[str, Any]:
 
 def write(found: Table, page: Path) -> None:
     """Write the report as an HTML page. **Raises**: OSError if it cannot be written."""
-    raise NotImplementedError
+    rows = [
+        [
+            str(pair.save),
+            str(pair.load),
+            str(pair.step),
+            _mark(pair),
+            pair.error or "; ".join(_of_finding(each) for each in pair.findings),
+        ]
+        for pair in found.pairs
+    ]
+    parts = [
+        f"<p><strong>{escape(_headline(found))}</strong></p>",
+        f"<pre>{escape(chr(10).join(_table(found)))}</pre>",
+        html_table(
+            ["saved on", "resumed on", "after step", "verdict", "states that differ"],
+            rows,
+            left=("verdict", "states that differ"),
+        ),
+        *(f"<p>{escape(text)}</p>" for text in found.said),
+    ]
+    write_page(f"gpusim resume: {'Same' if found.is_same else 'Different'}", parts, page)

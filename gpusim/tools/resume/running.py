@@ -117,6 +117,8 @@ class _Runner:
     ) -> None:
         self.plan, self.folder, self.note, self.advance = plan, folder, note, advance
         self.place = folder / "checkpoint"
+        #: Of each number of ranks, the run up to the checkpoint.
+        self.saved: dict[int, Run] = {}
 
     def table(self, sizes: Sequence[int]) -> Table:
         found = Table(self.plan)
@@ -194,13 +196,12 @@ class _Runner:
                 "compared with a script whose runs differ; does it use a time or an unseeded "
                 "generator?"
             )
+        self.saved[ranks] = ended.run
         shutil.rmtree(self.folder / f"saved-{ranks}", ignore_errors=True)
         self.place.rename(self.folder / f"saved-{ranks}")
         return step
 
-    def _load(
-        self, save: int, load: int, step: int, wholes: dict[int, Run]
-    ) -> tuple[Pair, bool]:
+    def _load(self, save: int, load: int, step: int, wholes: dict[int, Run]) -> tuple[Pair, bool]:
         """Resume; the verdict, and whether the run began anew without reading anything."""
         self._clean()
         self.place.rmdir()
@@ -212,7 +213,8 @@ class _Runner:
             error = _error(ended.output).replace(str(self.place), PLACE)
             return Pair(save, load, step, REFUSED, (), error), False
         resumed = ended.run
-        pair = compare(wholes[save], wholes[load], resumed, step)
+        exact = "--reduction" not in self.plan.options
+        pair = compare(wholes[save], wholes[load], resumed, step, exact, self.saved[save])
         is_new = not any(end.get("loaded") for end in resumed.ends)
         is_new = is_new and is_fresh(wholes[load], resumed, wholes[save], step)
         if is_new:
@@ -262,7 +264,7 @@ def _end(output: str) -> str:
 def _error(output: str) -> str:
     """The last error of a rank's, from the output of a run that failed.
 
-    >>> _error("[rank1]:   File ...\\n[rank1]: KeyError: 'dp_rank_3'\\ngpusim torchrun: rank 1: ...")
+    >>> _error("[rank1]:   File ...\\n[rank1]: KeyError: 'dp_rank_3'\\ngpusim torchrun: rank 1")
     "KeyError: 'dp_rank_3'"
     """
     lines = output.splitlines()

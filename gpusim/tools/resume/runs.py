@@ -57,6 +57,11 @@ class Run:
             if step < len(steps):
                 yield rank, steps[step]
 
+    def of_rank(self, name: str) -> Iterator[tuple[int, Any]]:
+        """The rank, and what it says under a name."""
+        for rank, end in enumerate(self.ends):
+            yield rank, end.get(name) or {}
+
     def known(self, name: str) -> set[str]:
         """The words that any rank has under a name."""
         return {word for end in self.ends for word in end.get(name) or ()}

@@ -29,16 +29,15 @@ def compare_data(whole: Run, other: Run, resumed: Run, step: int) -> Iterator[Fi
         for n in range(step, last):
             mine, theirs = _batch(whole, n), _batch(resumed, n - step)
             if mine != theirs:
-                text = f"the global batch has {_names(theirs - mine)} in place of {_names(mine - theirs)}"
+                other_ones, own = _names(theirs - mine), _names(mine - theirs)
+                text = f"the global batch has {other_ones} in place of {own}"
                 yield _finding(text, None, n, whole, resumed, step)
                 return
     elif not _has_elements(whole):
         yield from _by_epoch(whole, other, resumed, step)
 
 
-def _finding(
-    text: str, rank: int | None, n: int, whole: Run, resumed: Run, step: int
-) -> Finding:
+def _finding(text: str, rank: int | None, n: int, whole: Run, resumed: Run, step: int) -> Finding:
     before = sum((_batch(whole, m) for m in range(step)), Counter[Any]())
     after = sum((_batch(resumed, m) for m in range(resumed.steps)), Counter[Any]())
     expected = sum((_batch(whole, m) for m in range(whole.steps)), Counter[Any]())
@@ -75,8 +74,8 @@ def _by_rank(whole: Run, resumed: Run, step: int, last: int) -> Iterator[Finding
         theirs = dict(resumed.of_step("elements", n - step))
         for rank in sorted(mine.keys() & theirs.keys()):
             if mine[rank] != theirs[rank]:
-                text = "the model is given other elements for the same samples"
-                yield Finding("data", "elements", text, rank, n)
+                text = "the model is given other elements for the same samples: drawn anew?"
+                yield Finding("random", "elements of the samples", text, rank, n)
                 return
 
 
@@ -152,7 +151,11 @@ def _by_epoch(whole: Run, other: Run, resumed: Run, step: int) -> Iterator[Findi
     At an epoch's end samples may be dropped or repeated, as there is no full batch of them: that
     depends on the ranks, and is fine.
     """
-    before, mine, theirs = _epochs(whole, step), _epochs(whole, whole.steps), _epochs(other, other.steps)
+    before, mine, theirs = (
+        _epochs(whole, step),
+        _epochs(whole, whole.steps),
+        _epochs(other, other.steps),
+    )
     after = _epochs(resumed, resumed.steps)
     if not after or not before:
         return

@@ -1,4 +1,4 @@
-"""Which part of a run is traced, and where. Imports no torch, so that wrong usage is said at once."""
+"""Which part of a run is traced. Imports no torch, so that wrong usage is said at once."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def random_state() -> dict[str, str]:
     >>> sorted(random_state())
     ['numpy', 'python', 'torch']
     """
-    numpy_state: Any = np.random.get_state(legacy=True)
+    numpy_state: Any = np.random.get_state(legacy=True)  # noqa: NPY002  # the programs' own
     return {
         "torch": _digest(torch.default_generator.get_state().numpy().tobytes()),
         "numpy": _digest(numpy_state[1].tobytes() + repr(numpy_state[2:]).encode()),
@@ -86,6 +86,6 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
 def scaler_state(scaler: Any) -> dict[str, Any]:
     """The numbers of a GradScaler; none of one that is switched off."""
     state = scaler.state_dict()
-    return {name: number(value) for name, value in state.items()} if isinstance(
-        state, Mapping
-    ) else {}
+    return (
+        {name: number(value) for name, value in state.items()} if isinstance(state, Mapping) else {}
+    )

@@ -29,8 +29,8 @@ from torch.optim import optimizer as torch_optimizer
 from gpusim.tools.equal.names import Names, submodules
 from gpusim.tools.equal.patches import trials_are_paused
 from gpusim.tools.equal.shards import Shards
-from gpusim.tools.equal.tracing import EnoughStepsError, array_of, local_of
 from gpusim.tools.equal.traces import TraceWriter
+from gpusim.tools.equal.tracing import EnoughStepsError, array_of, local_of
 from gpusim.torch.private import DisableTorchFunctionSubclass, in_backward
 
 from .files import Checkpoints, saved_steps
@@ -285,7 +285,9 @@ class StateTracer:
 
     def _take_others(self) -> None:
         """Know the outermost modules that were never called too, such as averages of weights."""
-        alive = [each for each in _alive(self.modules) if getattr(each, "_parameters", None) is not None]
+        alive = [
+            each for each in _alive(self.modules) if getattr(each, "_parameters", None) is not None
+        ]
         inner = {id(child) for each in alive for child in each._modules.values()}
         for each in alive:
             if id(each) not in inner and next(each.parameters(), None) is not None:
@@ -363,6 +365,7 @@ class StateTracer:
             data_draws=sorted(self.samples.draws),
             saved=self.files.saved,
             loaded=self.files.loaded,
+            contents=self.files.contents,
             sites=self.sites,
         )
 

@@ -28,9 +28,9 @@ MOST = 8
 class Whole:
     """A tensor of a program on all its ranks.
 
-    **Attributes**: `array`, the full tensor, None if it is not known how the parts are cut; `parts`,
-    those of each rank; `apart`, the first rank whose copy is not that of the others, None if all
-    copies agree.
+    **Attributes**: `array`, the full tensor, None if it is not known how the parts are cut;
+    `parts`, those of each rank; `apart`, the first rank whose copy is not that of the others, None
+    if all copies agree.
     """
 
     array: Array | None
@@ -99,9 +99,10 @@ def _of_claims(parts: dict[int, Array], claims: Mapping[int, Claim]) -> Whole | 
     for index in np.ndindex(*mesh.shape):
         held[index] = parts.get(int(mesh[index]))
     apart = None
-    # The last dimension of the mesh has cut last: it is put together first. Where FSDP2 has cut what
-    # tensor parallelism had, that shard is strided.
-    order = sorted(range(mesh.ndim), key=lambda n: ("/" not in claim.placements[n], -n))
+    # Copies first, while parts are still those of ranks. Then the last dimension of the mesh, which
+    # has cut last; where FSDP2 has cut parts of tensor parallelism, its shard is strided.
+    kinds = claim.placements
+    order = sorted(range(mesh.ndim), key=lambda n: (kinds[n] != "R", "/" not in kinds[n], -n))
     numbers = {id(part): rank for rank, part in parts.items()}
     for axis in order:
         placement = claim.placements[axis]

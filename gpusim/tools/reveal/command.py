@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="with --engine: a Python that has it; may be repeated",
+        help="a Python whose engines are run as well; may be repeated",
     )
     reveal_order.add_options(reveal)
     reveal.add_argument(

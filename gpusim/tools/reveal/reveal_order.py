@@ -35,7 +35,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, pairwise
@@ -94,8 +94,8 @@ FORMATS = {
     "float8_e4m3": Format(4, -6, 7),
     "float8_e3m4": Format(5, -2, 3),
 }
-#: Significand bits of accumulators that engines have.
-ACCUMULATORS = (24, 11, 8, 53, 25, 4, 3)
+#: Significand bits of accumulators that engines have; 28 of adders that align float32's.
+ACCUMULATORS = (24, 11, 8, 53, 25, 28, 4, 3)
 
 
 def format_of(dtype: str) -> Format:
@@ -501,6 +501,19 @@ def interview(asking: Asking, index: np.ndarray, talks: list[Answers]) -> list[A
                 found[number] = end.value
         questions = following
     return found
+
+
+def with_subnormals(asking: Asking, number: Format) -> Format:
+    """The format with smaller units, if they and their sums survive: narrow ones need the room."""
+    tiny = number.low - number.bits + 1
+    if number.unit > number.low or asking.engine.ranks < 2:
+        return number
+    for count in (1, 2):
+        row = np.zeros(asking.engine.ranks)
+        row[[0, -1][:count]] = 2.0**tiny
+        if (asking.same(row) != count * 2.0**tiny).any():
+            return number
+    return replace(number, low=tiny)
 
 
 def find_trees(asking: Asking, number: Format, plan: Plan) -> tuple[np.ndarray, list[Tree]]:
@@ -1013,7 +1026,7 @@ def reveal_call(engine: Engine, call: Call, options: Options) -> dict[str, Any]:
     entry: dict[str, Any] = {**vars(call), "repeats": max(1, options.repeats), "same": True}
     compared = equal = 0
     bits_same = True
-    for plan in plans(number, engine.ranks):
+    for plan in plans(with_subnormals(asking, number), engine.ranks):
         try:
             index, trees = find_trees(asking, number, plan)
             index[final >= 0] = -1

@@ -32,7 +32,7 @@ def options(*bugs: str, **numbers: float) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--bug", choices=bugs)
-    for name, default in {"steps": 8, "save-every": 4, **numbers}.items():
+    for name, default in {"steps": 8, "save_every": 4, **numbers}.items():
         name = name.replace("_", "-")
         parser.add_argument(f"--{name}", type=type(default), default=default)
     return parser.parse_args(namespace=_chosen)
@@ -145,10 +145,10 @@ def digest(tensors: Iterable[Tensor]) -> str:
 def report(step: int, indices: Sequence[int] | Tensor, loss: Tensor, **more: Any) -> None:
     """Print the loss; with TRACE set, write a line of JSON for real.py, which may end the run."""
     if dist.get_rank() == 0:
-        print(f"step {step}: loss {float(loss):.9g}", flush=True)
+        print(f"step {step}: loss {float(loss.detach()):.9g}", flush=True)
     if folder := os.environ.get("TRACE"):
         line = {"step": step, "indices": [int(index) for index in indices]}
-        line |= {"loss": float(loss).hex(), **more}
+        line |= {"loss": float(loss.detach()).hex(), **more}
         with open(Path(folder) / f"{dist.get_rank()}.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         if step >= int(os.environ.get("STOP_AFTER", step + 1)):

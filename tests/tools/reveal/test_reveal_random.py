@@ -1,4 +1,4 @@
-"""Random trees of adders are found from sums alone: `gpusim reveal`'s claim, on simulated engines."""
+"""Trees of adders are found from sums alone: random trees, on simulated engines."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class FoldCall(NamedTuple):
 
 Chooser = Callable[[FoldCall], Reduction]
 #: What `gpusim.as_reduction` takes, or a function of a FoldCall that returns that.
-ReductionLike = Reduction | str | Mapping[str, Any] | Callable[[FoldCall], Any]
+ReductionLike = Reduction | str | PathLike[str] | Mapping[str, Any] | Callable[[FoldCall], Any]
 
 #: An average that multiplies the sum by 1 / R.
 RECIPROCAL = "AVG by reciprocal"
@@ -83,7 +84,7 @@ def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
     """
     if given is None:
         return None
-    if isinstance(given, (Reduction, str, Mapping)):
+    if isinstance(given, (Reduction, str, PathLike, Mapping)):
         return OneReduction(_as_reduction(given, what))
     if not callable(given):
         raise TypeError(f"{what}: expected a Reduction, its text or a callable, got {given!r}")

@@ -186,6 +186,9 @@ class MortalRank(ProcessRank):
     #: How many calls the program has begun.
     calls = 0
     handlers: Sequence[Handler] = ()
+    #: The size of the program's world and the rank's number there, and the launch's ranks in it.
+    world = (0, 0)
+    members: Sequence[int] = ()
     #: Whether a campaign asks for what the rank does.
     watched = False
 
@@ -215,6 +218,17 @@ class MortalRank(ProcessRank):
     def new_group(
         self, name: str, ranks: Sequence[int], options: Any, timeout: Any = None
     ) -> RankGroup:
+        if ranks:
+            ranks = [self.members[each] for each in ranks]
+        elif self.world == (self.launch.size, self.index):
+            self.members = range(self.launch.size)
+        else:
+            # Survivors make a smaller world, whose ranks have numbers of their own.
+            size, place = self.world
+            limit = group_limit(timeout, self.backend, os.environ)
+            about = {"size": size, "place": place, "number": self.worlds, "limit": limit}
+            ranks = self.members = self.ask("world", None, self.call_site(), **about)["members"]
+            self.worlds += 1
         group = super().new_group(name, ranks, options, timeout)
         # Also a limit that the program has not set: a rank that is gone or hangs is noticed by it.
         group.limit = group_limit(timeout, self.backend, os.environ)

@@ -87,7 +87,7 @@ class _Files:
         replace(stack, os, "open", self._opening_descriptor(os.open))
         replace(stack, os, "close", self._closing_descriptor(os.close))
         # C++ and Rust open files where Python does not see it.
-        for owner in (torch, torch.jit):
+        for owner in (torch, torch.serialization, torch.jit):
             replace(stack, owner, "save", self._writing(vars(owner)["save"], 1, "f"))
 
         def change(module: ModuleType) -> None:

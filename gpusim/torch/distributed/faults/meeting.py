@@ -53,14 +53,15 @@ class MortalExchange(Exchange):
 
     def __init__(self, launch: Any) -> None:
         super().__init__(launch)
-        # Lock: the exchange's, for all four. A rank is put into `gone` or `closed` before calls
-        # fail: a call that is posted meanwhile either is found there, or finds the rank here.
+        # Lock: the exchange's, for all but `backends`. A rank is put into `gone` or `closed` before
+        # calls fail: a call that is posted meanwhile either is found then, or finds the rank here.
         #: The ranks whose processes have ended, and how, in words.
         self.gone: dict[int, str] = {}
         #: By group the ranks that have closed their connections there as they timed out, and why.
         self.closed: dict[Name, dict[int, str]] = {}
         self.parts: dict[Name, list[Part]] = {}
         self.meetings: dict[GroupKey, tuple[set[int], Completion]] = {}
+        self.worlds: dict[tuple[int, int], tuple[dict[int, int], Completion]] = {}
         # Written before a group's first call; all ranks of a group say the same.
         self.backends: dict[GroupKey, str] = {}
 
@@ -90,6 +91,30 @@ class MortalExchange(Exchange):
         elif not rank.wait_for(whole, f"the making of {key} at {rank.call_site()}", limit):
             missing = [place for place, each in enumerate(key.ranks) if each not in arrived]
             raise not_met(key.name, missing[0], limit or 0.0)
+
+    def gather_world(
+        self, rank: Rank, size: int, place: int, number: int, limit: float | None
+    ) -> list[int]:
+        """The ranks of a world that some make anew, by their numbers there, once all have come.
+
+        **Raises**: torch.distributed.DistStoreError if the limit has expired.
+        """
+        with self.lock:
+            come, whole = self.worlds.setdefault(
+                (size, number), ({}, Completion(self.launch.scheduler))
+            )
+            if come.setdefault(place, rank.index) != rank.index:
+                raise ValueError(
+                    f"init_process_group: ranks {come[place]} and {rank.index} are both to be "
+                    f"rank {place} of world_size={size}"
+                )
+            complete = len(come) == size
+        if complete:
+            whole.complete()
+        elif not rank.wait_for(whole, f"init_process_group at {rank.call_site()}", limit):
+            missing = min({*range(size)} - come.keys())
+            raise not_met("0", missing, limit or 0.0)
+        return [come[each] for each in range(size)]
 
     def post(
         self, rank: Rank, key: GroupKey, place: int, number: int, terms: Terms, made: Posting

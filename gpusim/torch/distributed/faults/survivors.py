@@ -11,18 +11,20 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import distributed as dist
 
 from ....errors import GpusimError, ReplicaError
-from ....maps.clock import Clock, Timed
+from ....maps.clock import LOOK, Clock, Timed
 from ....maps.completion import Completion
 from ....maps.ending import ReplicaEnded, ReplicaInterrupted
 from ....maps.scheduler import ReplicaThread
 from ..calls.exchange import RankWork
 from ..calls.waits import note_stall
+from ..own.threads import current_rank
 from ..runners.messages import Message
 from ..runners.processes import ASKED, ProcessLaunch, Proxy, ProxyRank
 from ..runners.threads import Rank
@@ -61,10 +63,34 @@ class MortalClock(Clock):
     launch: MortalLaunch | None = None
 
     def advance(self) -> bool:
-        if not self.away and self.is_agents_turn():
+        if self.wake_lost():
+            return True
+        # A rank that waits elsewhere, as in a pipe, is one that waits. It would be told by nothing.
+        if self.is_agents_turn():
             self.end_survivors()
             return True
         return super().advance()
+
+    def wake_lost(self) -> bool:
+        """Let a rank go on whose process has ended while its thread waits for it."""
+        ranks: Any = self.launch.ranks if self.launch is not None else ()
+        for rank in ranks:
+            thread = rank.thread() if self.launch.call.replicas else None
+            if thread is None or thread.finished or thread.ended or thread.waiting is None:
+                continue
+            if rank.has_ended():
+                rank.is_lost = True
+                thread.waiting.withdraw(thread)
+                thread.waiting = thread.timed = None
+                self.scheduler.ready.append(thread)
+                self.scheduler.fill_slots()
+                return True
+        return False
+
+    def _pause(self) -> float | None:
+        # Also while all wait: the process of one may end meanwhile.
+        pause = super()._pause()
+        return LOOK if pause is None else min(pause, LOOK)
 
     def is_agents_turn(self) -> bool:
         """Whether a rank has failed, and nothing else happens before the agent notices it."""
@@ -123,11 +149,23 @@ class MortalProxyRank(ProxyRank):
     #: Whether its limit has expired and it is yet to go on.
     # Set under the scheduler's lock while the rank waits; cleared by its own thread when it runs.
     times_out = False
+    #: Whether its process has ended while it waited: another thread of the program ended it.
+    # As `times_out`.
+    is_lost = False
 
     def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
         done = super().wait_for(completion, what, limit)
         self.times_out = False
+        if self.is_lost:
+            raise self.failure()
         return done
+
+    def has_ended(self) -> bool:
+        """Whether its process has ended, which its thread may not have seen yet."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.process.pid, how) is not None
+        return True  # its thread has seen it
 
     def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
         self.wait_for(work._pending.done, what, limit)
@@ -175,18 +213,22 @@ class MortalProxyRank(ProxyRank):
 class MortalProxy(Proxy):
     """The calls of one process that may die."""
 
-    asked = (*ASKED, "blocks", "hang", "late", "meet")
+    asked = (*ASKED, "blocks", "hang", "late", "meet", "world")
     posted = 0
 
     def _raised(self, message: Message) -> None:
         # The process lives on until its exit functions have run: others hear of its end after it.
+        self.read_to_end()
+        self.rank.process.join()
+        raise ProgramRaised(message)
+
+    def read_to_end(self) -> None:
+        """Show what the process has written, until it has ended."""
         while (found := self._receive(self.rank.thread().check_ended)) is not None:
             if found.file is not None:
                 os.close(found.file)
-            if found.message.get("do") == "write":
+            if not found.brief and found.message.get("do") == "write":
                 self.rank.show(found.message)
-        self.rank.process.join()
-        raise ProgramRaised(message)
 
     def _post_planned(self, *given: Any) -> RankWork:
         self.posted += 1
@@ -202,9 +244,16 @@ class MortalProxy(Proxy):
         rank: Any = self.rank
         rank.blocks = True
 
+    def _world(self, size: int, place: int, number: int, limit: float | None) -> Message:
+        exchange: Any = self.launch.exchange
+        return {"members": exchange.gather_world(self.rank, size, place, number, limit)}
+
     def _meet(self, limit: float | None) -> None:
         exchange: Any = self.launch.exchange
-        exchange.meet(self.groups[-1]._key, self.rank, limit)
+        group = self.groups[-1]
+        # Waits come with theirs; this one is for calls that the program only asks about.
+        group.limit = limit
+        exchange.meet(group._key, self.rank, limit)
 
     def _hang(self, what: str) -> None:
         self.rank.wait_for(Completion(self.launch.scheduler), self._at(what))
@@ -291,6 +340,9 @@ class MortalLaunch(ProcessLaunch):
             if rank.process.exitcode is None:
                 raise
             code = rank.process.exitcode
+            # A thread of the program may have written while its main one waited.
+            with suppress(OSError):
+                proxy.read_to_end()
             if rank.aborted:
                 about = {"error": "DistBackendError", "message": rank.aborted}
         finally:
@@ -303,6 +355,26 @@ class MortalLaunch(ProcessLaunch):
         # While this thread has its slot: nothing runs in between, in turns.
         self.exchange.bury(rank.index, str(ending))
         return None
+
+    # In a rank's process, as torch asks for it
+
+    def _rendezvous(self, rank: int, size: int) -> Iterator[tuple[dist.Store, int, int]]:
+        me: Any = current_rank()
+        rank = int(os.environ["RANK"]) if rank == -1 else rank
+        size = int(os.environ["WORLD_SIZE"]) if size == -1 else size
+        yield self.store_type(self, me), rank, size
+
+    def _admit(self, size: int, rank: int, ranks: list[int], backend: str) -> None:
+        me: Any = current_rank()
+        me.backend = backend
+        if ranks:
+            return
+        if not 0 <= rank < size <= self.size:
+            raise ValueError(
+                f"init_process_group: rank={rank} of world_size={size}: expected a rank below the "
+                f"size, and at most the {self.size} ranks of this launch"
+            )
+        me.world = size, rank
 
     def _note(self, index: int, code: int, **about: Any) -> Ending:
         ending = Ending(index, code, place=len(self.endings), **about)

@@ -138,7 +138,7 @@ class Rank(Waits):
         self.groups_made[self.worlds, name] = made + 1
         key = GroupKey(name, members, (self.worlds, made))
         chooser = self.launch.chooser
-        if isinstance(options, (Reduction, str, Mapping)) or callable(options):
+        if isinstance(options, (Reduction, str, os.PathLike, Mapping)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         # Before the group is there: a name that other ranks use for other ranks is an error here,
         # and not one of the first call.
