@@ -308,7 +308,7 @@ class Clock:
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
         with scheduler.lock:
-            holders = self._holders() if scheduler.ready or self._entries else []
+            holders = self._holders() if self.others_wait() else []
         seen, self._seen = self._seen, {}
         for replica, stamp in holders:
             # Reading /proc takes longer than many a block: it is done only for a replica that stood
@@ -325,6 +325,10 @@ class Clock:
                 with scheduler.lock:
                     if stamp in (each for held, each in self._holders() if held is replica):
                         self._take(replica)
+
+    def others_wait(self) -> bool:
+        """Whether something could go on if a replica that is outside lost its slot."""
+        return bool(self.scheduler.ready or self._entries)
 
     def _holders(self) -> list[tuple[ReplicaThread, tuple[int, int]]]:
         """The replicas that run and are outside, each with a stamp of this block."""

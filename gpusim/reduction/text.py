@@ -5,10 +5,9 @@
     FORMAT  = a dtype | "eEmM" ("+" FIELD "=" VALUE)*
     WIRE    = FORMAT [":" SCALE [":" BLOCK]] [":stochastic"] ["@" AT] | "mx:" FORMAT [":" SCALE] ...
 
-The name is that of an order or of a twin: `NAMES` has them all, and a name means one thing; or that
-of a file of `gpusim reveal`, which ends with .json. A twin
-that is more than an order sets fields too; keys that follow replace them. Text is parsed, and never
-evaluated. Fields that are not named have their defaults, and are not printed.
+The name is an order's, a twin's (`NAMES` has them, and a name means one thing), or that of a file
+of `gpusim reveal`, which ends with .json. A twin that is more than an order sets fields too; keys
+that follow replace them. Fields that are not named have their defaults, and are not printed.
 """
 
 from __future__ import annotations

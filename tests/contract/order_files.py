@@ -77,3 +77,10 @@ def nodes_of(nested: Any, path: tuple[int, ...] = ()) -> Any:
         yield path, nested
         for k, child in enumerate(nested):
             yield from nodes_of(child, (*path, k))
+
+
+def values(ranks: int, elements: int, dtype: Any, seed: int = 0) -> np.ndarray:
+    """Numbers of many magnitudes: a row for each rank."""
+    random = np.random.default_rng(seed)
+    scales = 2.0 ** random.integers(-9, 9, size=(ranks, elements))
+    return (random.normal(size=(ranks, elements)) * scales).astype(dtype)

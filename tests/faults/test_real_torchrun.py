@@ -154,7 +154,9 @@ def test_a_death_under_torchrun(death: Death, tmp_path: Path) -> None:
         assert len(codes) == 1 or codes <= CLOSED, (rank, codes)
     # A survivor that the agent ends while it waits, or while it writes, has fewer files.
     ended = [f"{rank}.{attempt}" for rank in range(RANKS) for attempt in range(death.restarts + 1)]
-    own = {name for name in {*real["files"], *simulated["files"]} if not name.endswith(tuple(ended))}
+    own = {
+        name for name in {*real["files"], *simulated["files"]} if not name.endswith(tuple(ended))
+    }
     for each in (real, simulated):
         assert own <= set(each["files"])
     assert set(simulated["seen"]) == set(real["seen"])

@@ -1,6 +1,6 @@
 """Runs `gpusim resume` on every program, and compares what it says with what is expected.
 
-python -m tests.resume [--only TEXT] [--kind bugs|correct] [--json FILE] [--real]
+python -m tests.resume [--only TEXT] [--kind bugs|correct|libraries] [--json FILE] [--real]
     [--pair SAVE,LOAD] [--skip N]
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.resume.case import Case
-from tests.resume.cases import BUGS, CORRECT
+from tests.resume.cases import BUGS, CORRECT, LIBRARIES
 
 __all__ = ["PROGRAMS", "judge", "said"]
 
@@ -164,13 +164,14 @@ def checked_for_real(case: Case) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose program contains this")
-    parser.add_argument("--kind", choices=("bugs", "correct"))
+    parser.add_argument("--kind", choices=("bugs", "correct", "libraries"))
     parser.add_argument("--pair", help="this pair of each case alone, such as 2,4")
     parser.add_argument("--skip", type=int, default=0, help="leave the first cases out")
     parser.add_argument("--json", type=Path, help="write the rows into this file")
     parser.add_argument("--real", action="store_true", help="over gloo, without gpusim")
     options = parser.parse_args()
-    cases = BUGS if options.kind == "bugs" else CORRECT if options.kind else (*BUGS, *CORRECT)
+    kinds = {"bugs": BUGS, "correct": CORRECT, "libraries": LIBRARIES, None: (*BUGS, *CORRECT)}
+    cases = kinds[options.kind]
     cases = tuple(case for case in cases if options.only in case.program)
     if options.pair:
         save, load = map(int, options.pair.split(","))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.resume.case import Case
 
-__all__ = ["BUGS", "CORRECT"]
+__all__ = ["BUGS", "CORRECT", "LIBRARIES"]
 
 P = "https://github.com/"
 
@@ -162,7 +162,7 @@ BUGS = (
     ),
     bug(
         "ddp.py --bug off-by-one",
-        "weights optimizer",
+        "weights optimizer data random steps",
         "The checkpoint is written before the optimizer's step, with the number of the next",
     ),
     bug("ddp.py --bug optimizer-not-loaded", "optimizer", "The optimizer's state is not loaded"),
@@ -176,6 +176,11 @@ BUGS = (
         same=((2, 2),),
     ),
     bug("fsdp1.py --bug shard-of-rank-0", "optimizer", "All ranks load rank 0's shard of Adam"),
+    bug(
+        "fsdp1.py --original 1",
+        "optimizer",
+        "FSDP1 with use_orig_params on the CPU: optim_state_dict gives other moments",
+    ),
     bug(
         "zero.py --bug part-of-rank-0",
         "optimizer",
@@ -237,7 +242,6 @@ CORRECT = (
     Case("fsdp2.py", ALL, ALL),
     Case("fsdp2.py --steps 12 --save-every 5", (2,), (2, 4), stop=5),
     Case("fsdp1.py", (2, 4), (2, 4)),
-    Case("fsdp1.py --original 1", (2,), (2, 4)),
     Case("zero.py", (1, 2), ALL),
     Case("tensor_parallel.py", (2, 4), ALL),
     Case("mixed.py", ALL, ALL),
@@ -248,4 +252,36 @@ CORRECT = (
     Case("batch_norm.py --broadcast 1", (2,), (2,)),
     Case("verl_7401.py", (2,), (1, 2, 4), stop=3),
     Case("verl_7401.py --save-every 4", (2,), (2, 4)),
+)
+
+#: Programs of accelerate, transformers and torchdata, for the environment of `make frameworks`.
+LIBRARIES = (
+    Case("with_accelerate.py", load=(2, 4)),
+    bug(
+        "with_accelerate.py --bug epoch-not-set",
+        "data",
+        "A fresh loader is skipped as if it were in its first epoch",
+        "huggingface/accelerate/issues/2016",
+    ),
+    bug(
+        "with_accelerate.py --bug scheduler-not-registered",
+        "groups scheduler",
+        "The scheduler is neither prepared nor registered",
+    ),
+    Case("with_torchdata.py"),
+    bug(
+        "with_torchdata.py --bug loader-not-saved",
+        "data",
+        "The loader's state is not saved",
+        "pytorch/torchtitan/issues/291",
+    ),
+    bug(
+        "with_torchdata.py --bug order-not-restored",
+        "data",
+        "The loader's position is restored, and its order is not",
+        "huggingface/accelerate/issues/4195",
+    ),
+    Case("with_trainer.py"),
+    bug("with_trainer.py --bug data-not-skipped", "data", "The epoch in progress begins again"),
+    bug("with_trainer.py --bug weights-alone", "optimizer", "Only the weights are saved"),
 )

@@ -37,6 +37,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
         "twin check": "only these, repeatable",
         "twin infer": "one, of raw bytes",
     },
+    "--elements": {"reveal": "a list", "study": "of drawn values"},
     "--json": {
         "equal": "may have a FILE",
         "study": "may have a FILE",
@@ -221,6 +222,7 @@ REST = {
     "invariant": ["x.py"],
     "compare": ["a", "b"],
     "twin infer": ["sums.npz"],
+    "reveal": ["--show", "order.json"],
     "schedule": ["--stages", "2"],
     "study": ["--input", "normal", "--elements", "8"],
 }

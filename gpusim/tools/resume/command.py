@@ -83,7 +83,7 @@ def add(commands: Any) -> None:
         type=shared.byte_count,
         default="4GiB",
         metavar="SIZE",
-        help="the size of a run's trace on disk; what is beyond is not compared (default: "
+        help="the size of a program's trace on disk; what is beyond is not compared (default: "
         "%(default)s)",
     )
     parser.add_argument(

@@ -55,7 +55,6 @@ class Checkpoints:
         self.loaded = ""
         #: Of each step after which this rank has called torch.save, what was in it.
         self.contents: dict[int, dict[str, str]] = {}
-        self._pending: list[Any] = []
 
     def install(self, stack: ExitStack) -> None:
         """Put the wrappers in, until the stack ends."""
@@ -72,7 +71,6 @@ class Checkpoints:
 
         for owner in (checkpoint, state_dict_saver):
             self._wrap(stack, owner, "save", None, self.note_save, "checkpoint_id")
-            self._wrap(stack, owner, "async_save", None, self.note_save, "checkpoint_id")
         if find_spec("safetensors") is not None:
             import safetensors.torch
 
@@ -100,10 +98,7 @@ class Checkpoints:
             note(path if path is not None else getattr(writer, "path", None))
             if owner is torch and name == "save" and args and self.is_ours(path):
                 self.contents.setdefault(self._steps(), {}).update(contents_of(args[0]))
-            result = real(*args, **named)
-            if name == "async_save":
-                self._pending.append(result)
-            return result
+            return real(*args, **named)
 
         stack.callback(setattr, owner, name, real)
         setattr(owner, name, call)
@@ -144,13 +139,6 @@ class Checkpoints:
         elif os.path.splitext(text)[1] not in LOGS and EVENTS not in text:
             if not os.path.isdir(text) and not _is_word(text):
                 self.note_save(text)
-
-    def finish(self) -> None:
-        """Wait for the checkpoints that are written meanwhile."""
-        for each in self._pending:
-            each = getattr(each, "upload_completion", each)
-            each.result()
-        self._pending.clear()
 
 
 def _is_word(path: str) -> bool:

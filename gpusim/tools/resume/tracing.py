@@ -228,7 +228,6 @@ class StateTracer:
         if self.settings.stops and any(
             self.settings.stop_after <= step <= self.step for step in saved_steps(self.folder)
         ):
-            self.files.finish()
             raise EnoughStepsError(0)
         if len(self.groups) <= self.step:
             self.names.refresh()

@@ -135,7 +135,7 @@ def reveal(options: argparse.Namespace) -> int:
     if options.engine not in found:
         here = ", ".join(found) or "none"
         raise UsageError(f"--engine {options.engine}: not found here, which has {here}; --python")
-    words = ["--out", str(options.out), "--quiet"][: 2 + bool(options.quiet)]
+    words = ["--out", str(options.out), "--quiet"][: 2 + (options.quiet or options.json)]
     for name in ("elements", "offsets"):
         words += [f"--{name}", ",".join(map(str, getattr(options, name)))]
     for name in ("dtype", "in_place", "repeats", "verify"):

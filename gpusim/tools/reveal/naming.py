@@ -1,4 +1,4 @@
-"""Names for revealed orders: the twin that a call has the trees of, the nearest, words for chains."""
+"""Names for revealed orders: the twin with a call's trees, the nearest one, words for chains."""
 
 from __future__ import annotations
 

@@ -1408,7 +1408,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("order.json"), help="the file (default: order.json)"
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--quiet", action="store_true", help="print nothing")
     arguments = parser.parse_args(argv)
     for name in ("repeats", "verify"):
         if getattr(arguments, name) < 1:
@@ -1514,7 +1514,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write(arguments.out, contents)
         engine.share(pack({"do": "end"}))
         failed = False
-        return report(contents, arguments.out)
+        return report(contents, arguments.out, arguments.quiet)
     except ValueError as error:
         if engine is None or 0 in engine.local:
             print(f"reveal_order: {error}", file=sys.stderr)
@@ -1527,9 +1527,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine.close(failed)
 
 
-def report(contents: dict[str, Any], path: Path) -> int:
+def report(contents: dict[str, Any], path: Path, quiet: bool) -> int:
     """Say what is in the file; the exit code."""
-    code = 0
+    code = int(any(r[2] < 0 for call in contents["calls"] for r in call["ranges"]))
+    if quiet:
+        return code
     for call in contents["calls"]:
         used = {r[2] for r in call["ranges"] if r[2] >= 0}
         lost = sum(r[1] - r[0] for r in call["ranges"] if r[2] < 0)
@@ -1539,7 +1541,6 @@ def report(contents: dict[str, Any], path: Path) -> int:
             f"{one}: {len(used)} trees, {checked['equal']:,} of {checked['elements']:,} random "
             f"sums equal{f'; {lost:,} elements have no tree' if lost else ''}"
         )
-        code |= lost > 0
     print(f"{path}: written")
     return code
 

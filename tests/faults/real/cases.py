@@ -1,4 +1,4 @@
-"""Calls of torch.distributed around a rank that dies or hangs: the same code on real and simulated ranks.
+"""Calls of torch.distributed around a death: the same code on real and on simulated ranks.
 
 It imports torch alone, and records what each rank sees as text.
 """
@@ -129,7 +129,9 @@ KINDS = tuple(calls_of(0, 2))
 DEFERRED = tuple(
     kind
     for kind in KINDS
-    if not kind.endswith(("_object", "_list")) and "monitored" not in kind and "ring" not in kind
+    if not kind.endswith(("_object", "_list"))
+    and "monitored" not in kind
+    and "ring" not in kind
     and "batch" not in kind
 )
 

@@ -61,6 +61,8 @@ def main() -> None:
     model = DistributedDataParallel(own)
     inner = torch.compile(own, backend="eager") if compiled else own
     parameters = list(model.parameters())
+    if wrong("tied-once"):  # the optimizer has what is saved
+        parameters = [value for name, value in own.named_parameters() if name != "decoder.weight"]
     if wrong("order-of-set") and path:
         # Objects hash by address: here, the order of another process is the reverse.
         parameters.reverse()
@@ -71,10 +73,6 @@ def main() -> None:
         target = own if wrong("compiled-prefix") else inner
         target.load_state_dict(state["model"], strict=False)
         moments = state["optimizer"]
-        if wrong(
-            "tied-once"
-        ):  # it has one parameter more: its optimizer begins anew, with the steps
-            moments = optimizer.state_dict()
         if wrong("order-of-set"):
             keep_shapes(moments, parameters)
         optimizer.load_state_dict(moments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import common
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from common import GLOBAL_BATCH, wrong
 from torch import nn
 from torch.utils.data import DataLoader
@@ -25,14 +25,15 @@ BUGS = (
 def main() -> None:
     options = common.options(*BUGS, samples=24)
     set_seed(0)
-    accelerator = Accelerator(cpu=True)
+    seeded = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5)
+    accelerator = Accelerator(cpu=True, dataloader_config=seeded)
     loader = DataLoader(
         common.Samples(options.samples),
         GLOBAL_BATCH // accelerator.num_processes,
         shuffle=True,
         drop_last=True,
     )
-    model = common.network(0.1)
+    model = common.network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3 * options.steps)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -226,8 +226,9 @@ class MortalRank(ProcessRank):
             # Survivors make a smaller world, whose ranks have numbers of their own.
             size, place = self.world
             limit = group_limit(timeout, self.backend, os.environ)
-            about = {"size": size, "place": place, "number": self.worlds, "limit": limit}
-            ranks = self.members = self.ask("world", None, self.call_site(), **about)["members"]
+            about: dict[str, Any] = {"size": size, "place": place, "number": self.worlds}
+            answer = self.ask("world", None, self.call_site(), limit=limit, **about)
+            ranks = self.members = answer["members"]
             self.worlds += 1
         group = super().new_group(name, ranks, options, timeout)
         # Also a limit that the program has not set: a rank that is gone or hangs is noticed by it.

@@ -146,7 +146,10 @@ class MortalExchange(Exchange):
         if not work.is_done():
             peer = source if side else receiver
             known = peer is not None and not self.aborts(key)
-            self._note(rank, key, work, frozenset([key.ranks[peer or 0]] if known else []))
+            error = self._note(rank, key, work, frozenset([key.ranks[peer or 0]] if known else []))
+            # gloo begins to send at once, and raises where the connection is closed already.
+            if error is not None and side == 0:
+                raise error
         return work
 
     def _note(

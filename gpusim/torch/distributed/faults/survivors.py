@@ -73,14 +73,18 @@ class MortalClock(Clock):
 
     def wake_lost(self) -> bool:
         """Let a rank go on whose process has ended while its thread waits for it."""
-        ranks: Any = self.launch.ranks if self.launch is not None else ()
-        for rank in ranks:
-            thread = rank.thread() if self.launch.call.replicas else None
-            if thread is None or thread.finished or thread.ended or thread.waiting is None:
+        launch = self.launch
+        if launch is None:
+            return False
+        # The call has no replicas any more when it is over.
+        for each, thread in zip(launch.ranks, launch.call.replicas, strict=False):
+            rank: Any = each
+            waiting: Any = thread.waiting
+            if thread.finished or thread.ended or waiting is None:
                 continue
             if rank.has_ended():
                 rank.is_lost = True
-                thread.waiting.withdraw(thread)
+                waiting.withdraw(thread)
                 thread.waiting = thread.timed = None
                 self.scheduler.ready.append(thread)
                 self.scheduler.fill_slots()
@@ -91,6 +95,11 @@ class MortalClock(Clock):
         # Also while all wait: the process of one may end meanwhile.
         pause = super()._pause()
         return LOOK if pause is None else min(pause, LOOK)
+
+    def others_wait(self) -> bool:
+        # The agent waits until a rank that is elsewhere makes no progress.
+        has_failed = self.launch is not None and self.launch.failed_at is not None
+        return has_failed or super().others_wait()
 
     def is_agents_turn(self) -> bool:
         """Whether a rank has failed, and nothing else happens before the agent notices it."""
