@@ -179,7 +179,7 @@ BUGS = (
     bug(
         "fsdp1.py --original 1",
         "optimizer",
-        "FSDP1 with use_orig_params on the CPU: optim_state_dict gives other moments",
+        "FSDP1, use_orig_params, on the CPU: optim_state_dict gives exp_avg_sq as exp_avg",
     ),
     bug(
         "zero.py --bug part-of-rank-0",
@@ -254,7 +254,7 @@ CORRECT = (
     Case("verl_7401.py --save-every 4", (2,), (2, 4)),
 )
 
-#: Programs of accelerate, transformers and torchdata, for the environment of `make frameworks`.
+#: Programs of accelerate and torchdata, for the environment of `make frameworks`.
 LIBRARIES = (
     Case("with_accelerate.py", load=(2, 4)),
     bug(
@@ -281,7 +281,4 @@ LIBRARIES = (
         "The loader's position is restored, and its order is not",
         "huggingface/accelerate/issues/4195",
     ),
-    Case("with_trainer.py"),
-    bug("with_trainer.py --bug data-not-skipped", "data", "The epoch in progress begins again"),
-    bug("with_trainer.py --bug weights-alone", "optimizer", "Only the weights are saved"),
 )

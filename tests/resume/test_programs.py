@@ -12,6 +12,9 @@ from tests.resume.cases import BUGS, CORRECT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are processes of Linux")
 
+#: Bugs that are not found yet: buffers of other ranks than the first are not compared.
+MISSED = ("batch_norm.py --bug statistics-of-rank-0",)
+
 
 def sampled(cases: tuple[Case, ...]) -> list[object]:
     """The cases, of which all but each fifth, and those of many pairs, are slow."""
@@ -19,7 +22,8 @@ def sampled(cases: tuple[Case, ...]) -> list[object]:
         pytest.param(
             case,
             id=case.name,
-            marks=[pytest.mark.slow] if number % 5 or len(case.load) > 2 else [],
+            marks=[pytest.mark.slow] * bool(number % 5 or len(case.load) > 2)
+            + [pytest.mark.xfail(strict=True)] * (case.program in MISSED),
         )
         for number, case in enumerate(cases)
     ]

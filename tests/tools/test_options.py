@@ -40,6 +40,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "--elements": {"reveal": "a list", "study": "of drawn values"},
     "--json": {
         "equal": "may have a FILE",
+        "resume": "may have a FILE",
         "study": "may have a FILE",
         "study train": "may have a FILE",
     },

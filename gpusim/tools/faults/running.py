@@ -31,7 +31,7 @@ from gpusim.tools.forked import begin_fork, exit_code
 from gpusim.torch.distributed.faults import watching
 from gpusim.torch.distributed.faults.plans import Fault, plan_text
 
-from .folders import PLACE, check_size, copy_folder, digests
+from .folders import PLACE, check_size, copy_folder, digests, stamps
 from .observations import Observation, Problem, read_observation
 
 __all__ = ["Runner"]
@@ -101,6 +101,8 @@ class Runner:
         self.count = 0
         if not self.has_place:
             check_size(self.home)
+            # Once: changes that others make there meanwhile are no run's.
+            copy_folder(self.home, folder / "home")
 
     def prepare(self, first: Observation | None = None) -> None:
         """Import what all runs need, and what the first run's ranks have imported of torch."""
@@ -246,8 +248,9 @@ class Runner:
         if not self.has_place:
             if not os.path.isabs(own.script) and not own.module:
                 own.script = str(self.home / own.script)
-            copy_folder(self.home, folder / "own")
+            copy_folder(self.folder / "home", folder / "own")
             os.chdir(folder / "own")
+        before = stamps(folder / "own")
         watching.ask(folder / "left", counts)
         code = 1
         try:
@@ -264,7 +267,7 @@ class Runner:
             left: dict[str, Any] = {
                 "lines": _last_lines(standard),
                 "output": standard[-LAST:] + errors[-LAST:],
-                "files": digests(folder / "own"),
+                "files": digests(folder / "own", before),
                 "seconds": _cpu_seconds() - begun,
                 "findings": _findings(own.check_report),
                 "modules": sorted(set(sys.modules) - imported),

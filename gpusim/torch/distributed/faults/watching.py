@@ -1,4 +1,4 @@
-"""A rank's calls, files and waits, as faults count them, for campaigns, which draw faults from them.
+"""Calls, files and waits of a rank, as faults count them: campaigns draw faults from them.
 
 `ask` is called in the launching process, before ranks are forked; each rank's process has lists of
 its own then. Without `ask` nothing is kept.
