@@ -15,6 +15,7 @@ from gpusim.tools.cli import main
 from gpusim.tools.faults.campaign import Campaign, Judged
 from gpusim.tools.faults.command import repeating
 from gpusim.tools.faults.drawing import draw, draw_plans
+from gpusim.tools.faults.folders import check_size, copy_folder, digests, stamps
 from gpusim.tools.faults.observations import Observation, Problem
 from gpusim.tools.faults.report import again, as_json, sentences, table, write
 from gpusim.tools.faults.settings import Settings, read
@@ -27,6 +28,7 @@ from gpusim.tools.faults.verdicts import (
     judge,
     reference_of,
 )
+from gpusim.tools.options import UsageError
 from gpusim.tools.torchrun import options_of
 from gpusim.torch.distributed.faults.plans import KINDS, Fault, PlanError, parse, plan_text
 from gpusim.torch.distributed.faults.watching import Seen
@@ -275,6 +277,31 @@ def test_many_at_a_time_give_the_same() -> None:
 
     plan = parse("nan rank=1 call=30 element=7, exit rank=0 call=25 code=3")
     assert shrink(plan, holds, 1) == shrink(plan, holds, 7)
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_files_that_a_run_has_written_are_compared(tmp_path: Path) -> None:
+    home, own = tmp_path / "home", tmp_path / "own"
+    (home / "data").mkdir(parents=True)
+    for name in ("a.txt", "data/b.txt", ".hidden"):
+        (home / name).write_text("before")
+    copy_folder(home, own)
+    before = stamps(own)
+    assert sorted(before) == ["a.txt", "data/b.txt"]
+    assert digests(own, before) == {}
+    (own / "data" / "b.txt").write_text("after that")
+    (own / "c.txt").write_text("before")
+    assert sorted(digests(own, before)) == ["c.txt", "data/b.txt"]
+    assert (home / "data" / "b.txt").read_text() == "before"
+
+
+def test_a_large_folder_is_not_copied(tmp_path: Path) -> None:
+    check_size(tmp_path)
+    (tmp_path / "data.bin").write_bytes(bytes(5 << 20))
+    with pytest.raises(UsageError, match=r"more than 4 MiB or 500 files; write \{folder\}"):
+        check_size(tmp_path)
 
 
 # ---------------------------------------------------------------- report and options

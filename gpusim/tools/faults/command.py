@@ -62,9 +62,13 @@ def asks_for_campaign(options: argparse.Namespace) -> bool:
     )
     if options.faults is not None and (drawn or options.runs is not None):
         return True
+    shared.check_outputs(options)
     for name in ("runs", "jobs", "json", "page"):
-        if getattr(options, name, None) is not None:
-            raise UsageError(f"--{name}: expected --faults 'seed=S' with it, or a plan and --runs")
+        value = getattr(options, name, None)
+        if value is not None:
+            raise UsageError(
+                f"--{name} {value}: expected --faults 'seed=S' with it, or a plan and --runs"
+            )
     return False
 
 

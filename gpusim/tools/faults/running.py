@@ -232,7 +232,9 @@ class Runner:
     def _in_fork(self, folder: Path, faults: tuple[Fault, ...], counts: bool) -> int:
         """Run the command with the plan; the exit code."""
         from gpusim.tools import elastic
+        from gpusim.torch.distributed.runners import processes
 
+        processes.is_frozen = True
         begun, imported = _cpu_seconds(), set(sys.modules)
         own = copy.copy(self.options)
         own.quiet, own.verbose, own.only_rank = True, 0, None

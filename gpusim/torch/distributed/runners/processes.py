@@ -69,6 +69,10 @@ GRACE = 0.5
 FILES = 4
 """File descriptors for each process."""
 
+is_frozen = False
+"""Whether all objects are frozen already, and stay so; to count them takes as long as a fork."""
+# Written by a campaign of faults, in a process of its own, before it launches ranks.
+
 LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
 """Large modules of torch that training imports late; each process would have its own copy."""
 
@@ -336,7 +340,7 @@ class ProcessLaunch(LaunchOfProcesses):
         # whose pool the child would wait for; and its end is the parent's end for the kernel
         # (PR_SET_PDEATHSIG).
         thread = threading.Thread(target=self._fork, name="gpusim forks", daemon=True)
-        was_frozen = gc.get_freeze_count()
+        was_frozen = is_frozen or gc.get_freeze_count()
         try:
             self.before_forks()
             # Else collections in the processes copy the memory that they share, and the one below
