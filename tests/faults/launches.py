@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ def launch(
 ) -> Endings:
     """Run the program on ranks that are processes, with the faults of a plan."""
     environments = [environment_of(rank, ranks, ranks, **variables) for rank in range(ranks)]
+
+    def run(rank: Any) -> Any:
+        faulthandler.disable()  # pytest's would write of ranks that the watchdog ends
+        return program(rank.index)
+
     endings = run_ranks(
-        lambda rank: program(rank.index),
+        run,
         environments,
         None,
         "turns",

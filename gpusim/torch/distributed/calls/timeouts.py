@@ -113,6 +113,5 @@ def barrier_text(work: RankWork, pending: Pending, limit: float, original: str) 
             "No ranks successfully processed in monitoredBarrier."
         )
     if work.names_all:
-        who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        return f"[Rank 0]: {who} {after}"
+        return f"[Rank 0]: Ranks {', '.join(map(str, missing))} {after}"  # also of one
     return f"[Rank 0]: Rank {missing[0]} {after}\n Original exception: \n{original}"
