@@ -40,6 +40,7 @@ __all__ = [
     "add_records",
     "add_reduction",
     "add_seed",
+    "add_traced",
     "add_verbosity",
     "byte_count",
     "check_folder",
@@ -299,6 +300,22 @@ def add_preload(parser: Any) -> None:
         help="import a module once, before the ranks' processes are forked, which then share it; "
         "without it each rank imports it for itself, as torchrun's do. All ranks have what it "
         "computes as it is imported. May be repeated",
+    )
+
+
+def add_traced(parser: Any) -> None:
+    """Add how programs run whose ranks are traced, for a comparison."""
+    add_device(parser, "cpu")
+    add_reduction(parser)
+    add_seed(parser, "the generators that the script does not seed")
+    add_preload(parser)
+    parser.add_argument(
+        "--trace-limit",
+        type=byte_count,
+        default="4GiB",
+        metavar="SIZE",
+        help="the size of a program's trace on disk; what is beyond is not compared (default: "
+        "%(default)s)",
     )
 
 

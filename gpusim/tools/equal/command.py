@@ -65,18 +65,7 @@ def add(commands: Any) -> None:
         "them; float64: all do; keep: the programs' own, compared up to rounding (default: "
         "%(default)s)",
     )
-    shared.add_device(parser, "cpu")
-    shared.add_reduction(parser)
-    shared.add_seed(parser, "the generators that the script does not seed")
-    shared.add_preload(parser)
-    parser.add_argument(
-        "--trace-limit",
-        type=shared.byte_count,
-        default="4GiB",
-        metavar="SIZE",
-        help="the size of a program's trace on disk; what is beyond is not compared (default: "
-        "%(default)s)",
-    )
+    shared.add_traced(parser)
     parser.add_argument(
         "--traces", type=Path, metavar="DIR", help="keep the traces in a folder, made if missing"
     )

@@ -74,18 +74,7 @@ def add(commands: Any) -> None:
         help="end the runs after optimizer step N, counted over both runs; 0 for the script's own "
         "end (default: %(default)s)",
     )
-    shared.add_device(parser, "cpu")
-    shared.add_reduction(parser)
-    shared.add_seed(parser, "the generators that the script does not seed")
-    shared.add_preload(parser)
-    parser.add_argument(
-        "--trace-limit",
-        type=shared.byte_count,
-        default="4GiB",
-        metavar="SIZE",
-        help="the size of a program's trace on disk; what is beyond is not compared (default: "
-        "%(default)s)",
-    )
+    shared.add_traced(parser)
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep traces, output and checkpoints in a folder"
     )

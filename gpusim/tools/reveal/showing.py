@@ -245,10 +245,14 @@ def draw(file: OrderFile, path: Path) -> None:
     with styled():
         from matplotlib.figure import Figure
 
-        height = 1.1 + 2.2 * -(-max(1, len(shown)) // 4)
-        drawing = Figure(figsize=(9, height), layout="constrained")
-        rows = 1 + -(-max(1, len(shown)) // 4)
-        grid = drawing.add_gridspec(rows, 4, height_ratios=[0.3, *[1] * (rows - 1)])
+        rows = -(-max(1, len(shown)) // 4)
+        height = 1.3 + 2.2 * rows
+        # No constrained layout: its solver's last bits differ, and with them the file.
+        drawing = Figure(figsize=(9, height))
+        grid = drawing.add_gridspec(
+            rows + 1, 4, height_ratios=[0.3, *[2] * rows], left=0.02, right=0.98,
+            top=1 - 0.4 / height, bottom=0.15 / height, hspace=0.5, wspace=0.1,
+        )  # fmt: skip
         _draw_ranges(drawing.add_subplot(grid[0, :]), file, call, trees, shown)
         for k, tree in enumerate(shown):
             _draw_tree(drawing.add_subplot(grid[1 + k // 4, k % 4]), tree, _colour(k))
