@@ -357,9 +357,9 @@ def test_the_command_that_repeats() -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--runs", "3"], "--runs: expected --faults"),
-        (["--json", "x.json"], "--json: expected --faults"),
-        (["--jobs", "2", "--faults", "kill rank=0 call=1"], "--jobs: expected --faults"),
+        (["--runs", "3"], "--runs 3: expected --faults"),
+        (["--json", "x.json"], "--json x.json: expected --faults"),
+        (["--jobs", "2", "--faults", "kill rank=0 call=1"], "--jobs 2: expected --faults"),
         (["--faults", "seed=q"], "seed='q'"),
         (["--faults", "seed=1", "--threads"], "--threads"),
         (["--faults", "seed=1", "--summary"], "--summary: expected it for one run"),

@@ -81,7 +81,8 @@ def show(found: Campaign, title: str, command: str) -> None:
         print()
         print_table("Where the fault was", headings, rows[:MOST_PLACES], (), ("place",))
         if len(rows) > MOST_PLACES:
-            print(f"and {len(rows) - MOST_PLACES} places more")
+            more = len(rows) - MOST_PLACES
+            print(f"and {more} place{'s' * (more > 1)} more")
     for text in sentences(found, command):
         print()
         print(text)
