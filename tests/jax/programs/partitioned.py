@@ -77,10 +77,12 @@ class Partitioned:
     def __post_init__(self) -> None:
         self.module = hlo.parse(self.text)
         self._parts: dict[Any, Any] = {}
-        self.numbers = self._numbered()
 
-    def _numbered(self) -> dict[tuple[str, str], int]:
-        """The sums' numbers: those that JAX lowers first, and then in the program's order."""
+    def numbers(self, chosen: Chosen) -> dict[tuple[str, str], int]:
+        """The sums' numbers: those that JAX lowers first, and then in the program's order.
+
+        A sum that is left to XLA has none.
+        """
         found: list[hlo.Instruction] = []
         keys: list[tuple[str, str]] = []
 
@@ -88,8 +90,9 @@ class Partitioned:
             computation = self.module.computations[name]
             for each in computation.instructions.values():
                 if is_numbered(self.module, computation, each) and (name, each.name) not in keys:
-                    found.append(each)
-                    keys.append((name, each.name))
+                    if chosen(hlo.groups(each.attributes["replica_groups"], self.devices)):
+                        found.append(each)
+                        keys.append((name, each.name))
                 for called in each.called():
                     visit(called)
 
@@ -172,6 +175,7 @@ class _Run:
     def __init__(self, program: Partitioned, chosen: Chosen, calls: int) -> None:
         self.program, self.chosen, self.calls = program, chosen, calls
         self.module, self.devices = program.module, program.devices
+        self.numbers = program.numbers(chosen)
         self.sums: list[Sum] = []
         self.executions: dict[Any, int] = {}
 
@@ -270,9 +274,8 @@ class _Run:
                 assert ((stacked[group] != 0).sum(0) <= 1).all(), each.line()
             stacked = flushed(stacked)  # as XLA's own additions do
         reduction = XLAS if moving else self.chosen(groups) or XLAS
-        number = None
-        if op == "add" and not moving:
-            number = self.program.numbers[name, each.name] + k
+        number = self.numbers.get((name, each.name))
+        number = None if number is None else number + k
         self.sums.append(
             Sum(each.op_name, op, moving, groups, number, stacked.dtype, stacked.shape[1:])
         )
