@@ -52,7 +52,7 @@ OURS = "gpusim_ranks.py:"
 """The hook of init_process_group, which is not a place in the program."""
 
 ALONE = {
-    "--faults": "a plan of faults",
+    "--faults": "plans of faults",
     "--max-restarts": "ranks that begin anew",
 }
 
