@@ -39,8 +39,12 @@ def call(part: str, lane: str, paths: list[str], options: list[str]) -> int:
         command = [sys.executable, "-m", "pytest", *paths, *options]
         running = subprocess.Popen(command, cwd=ROOT, env=environment)
         watch = Watch(Path(folder))
-        # Ctrl-C reaches pytest too, which says what it has done so far.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
+        # pytest says what it has done so far. A second SIGINT would cut it off there, so one that the
+        # terminal has sent to both is not passed on.
+        shared = at_a_terminal()
+        before = signal.signal(
+            signal.SIGINT, lambda number, _: None if shared else running.send_signal(number)
+        )
         try:
             while running.poll() is None:
                 watch.look()
@@ -50,6 +54,18 @@ def call(part: str, lane: str, paths: list[str], options: list[str]) -> int:
             running.terminate()
             running.wait()
     return running.returncode
+
+
+def at_a_terminal() -> bool:
+    """Whether Ctrl-C at a terminal reaches this process and its children."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
 
 
 def below(pattern: str) -> list[Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,3 +24,19 @@ def ended() -> Iterator[None]:
     yield
     for executor in list(context.living):
         executor.destroy()
+
+
+@pytest.fixture
+def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variables that options read."""
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "POPTORCH_", "POPLAR_")):
+            monkeypatch.delenv(name)
+    yield
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """The levels and texts logged so far."""
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]

@@ -1,415 +1,490 @@
-"""Options from files, JSON and the environment: what is accepted, and what a file cannot do."""
+"""Files of compiled models: what they refuse, tensors in them, and that they are whole."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import io
 import json
 import os
-import subprocess
+import pickle
+import resource
+import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from gpusim import poptorch
-from gpusim.poptorch import ConfigFileError, Options, OutputMode, Phase, Stage
-from gpusim.poptorch.options import config_file
-from tests.oracles.machine_time import PATIENCE
+from gpusim.poptorch import (
+    Error,
+    Options,
+)
+from gpusim.poptorch.executor.arguments import Arguments
+from gpusim.poptorch.executor.described import Undescribed, as_json, from_json
+from gpusim.poptorch.executor.pickled import (
+    DTYPES,
+    pickled,
+    read_tensors,
+    tensors_as_bytes,
+    unpickled,
+)
+from gpusim.poptorch.executor.saving import DIGEST
+from tests.poptorch.saved import Line, Model, X, line
 
-ROOT = Path(__file__).parents[2]
-Load = Callable[..., Options]
-
-
-@pytest.fixture(autouse=True)
-def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variables that options read."""
-    for name in list(os.environ):
-        if name.startswith(("OMPI_", "POPTORCH_", "POPLAR_")):
-            monkeypatch.delenv(name)
-    yield
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    """Options that were set by a file with this text."""
-
-    def loaded(text: str, options: Options | None = None) -> Options:
-        path = tmp_path / "tmp.conf"
-        path.write_text(text, encoding="utf-8")
-        return (options or Options()).loadFromFile(str(path))
-
-    return loaded
+pytestmark = pytest.mark.usefixtures("ended")
 
 
-# ---------------------------------------------------------------- what files may say
+# ---------------------------------------------------------------- loadExecutable
 
 
-def test_a_file_of_calls(load: Load) -> None:
-    text = """
-deviceIterations(1)
-setExecutionStrategy(poptorch.ShardedExecution())
-  replicationFactor(2)
+def test_an_executable_is_checked_against_the_model_and_its_options(tmp_path: Path) -> None:
+    options = Options().replicationFactor(2)
+    executor = poptorch.inferenceModel(Line(), options)
+    executor.compileAndExport(tmp_path / "f", torch.ones(4), export_model=False)
+    executor.destroy()
+    path = tmp_path / "f"
 
-enableSyntheticData(True) # inline comments are ignored
-# and so are others
-"""
-    expected = Options().deviceIterations(1).replicationFactor(2).enableSyntheticData(True)
-    assert load(text) == expected.setExecutionStrategy(poptorch.ShardedExecution())
+    def refused(other: poptorch.PoplarExecutor, text: str) -> None:
+        with pytest.raises(Error, match=rf"Invalid file .*f: {text}"):
+            other.loadExecutable(path)
+        assert not other.isCompiled()
+
+    refused(poptorch.inferenceModel(Line()), "option replicationFactor is 2 in the file, and this")
+    refused(
+        poptorch.inferenceModel(Line(groups=2), options),
+        r"weight w is \['float32', \[1\]\] in the file, and this model's is \[.*, \[2, 1\]\]",
+    )
+    refused(poptorch.inferenceModel(Model(), options), r"weight w is .* this model's is None")
+    refused(
+        poptorch.trainingModel(Line(), options),
+        "it is of an inference model, and this is a training model",
+    )
+    good = poptorch.inferenceModel(Line(), options)
+    good.loadExecutable(path)
+    good.loadExecutable(path)
+    assert torch.equal(good(torch.ones(4)), torch.ones(2))
 
 
-def test_a_file_may_name_dtypes_of_pytorch_and_nothing_else_of_it(load: Load) -> None:
-    text = "Precision.setPartialsType(torch.half)\nPrecision.setPartialsType(dtype=torch.float)"
-    expected = Options()
-    expected.Precision.setPartialsType(torch.float32)
-    assert load(text) == expected
-    assert load(text) != load("Precision.setPartialsType(torch.half)")
-    for hostile in ("logDir(torch.load('x'))", "logDir(torch.os.getcwd())", "logDir(torch)"):
-        with pytest.raises(ConfigFileError):
-            load(hostile)
+@dataclasses.dataclass
+class Pair:
+    x: Tensor
+    scale: float
 
 
-def test_a_later_file_overrides_what_it_names(load: Load) -> None:
-    options = load("deviceIterations(2)\nreplicationFactor(2)")
-    load("deviceIterations(1)", options)
-    assert (options.device_iterations, options.replication_factor) == (1, 2)
+def scaled(pair: Pair) -> Tensor:
+    return pair.x * pair.scale
+
+
+def test_arguments_of_other_types_need_the_pickle(tmp_path: Path) -> None:
+    executor = poptorch.inferenceModel(scaled)
+    executor.compile(Pair(torch.ones(2), 3.0))
+    with pytest.raises(Error, match=r"argument pair is of type .*Pair, which no file without the"):
+        executor.save(tmp_path / "f", export_model=False)
+    assert not (tmp_path / "f").exists()
+    executor.save(tmp_path / "f")
+    executor.destroy()
+    loaded = poptorch.load(tmp_path / "f")
+    assert torch.equal(loaded(Pair(torch.ones(2), 3.0)), torch.full((2,), 3.0))
+    loaded.destroy()
+    with pytest.raises(Error, match="are of types that only poptorch"):
+        poptorch.inferenceModel(scaled).loadExecutable(tmp_path / "f")
+
+
+CONSTANTS: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+    | st.binary() | st.complex_numbers(allow_nan=False)
+    | st.sampled_from([torch.float16, torch.device("cpu"), slice(1, None, 2), range(3)]),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple)
+    | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(CONSTANTS)
+def test_constants_come_back_from_json(value: Any) -> None:
+    arguments = Arguments(("c", "x"), (value, torch.ones(2, 1)), {"more": [value]})
+    found = from_json(json.loads(json.dumps(as_json(arguments))))
+    assert found.args[0] == value and type(found.args[0]) is type(value)
+    assert found.kwargs == {"more": [value]} and found.names == arguments.names
+    assert found.args[1].shape == (2, 1) and found.args[1].is_meta
+
+
+def test_constants_of_other_types_have_no_such_form() -> None:
+    for value in (Pair(X, 1.0), object(), {1, 2}, torch.Size([1]), print):
+        with pytest.raises(Undescribed, match="argument c is of type"):
+            as_json(Arguments(("c",), (value,), {}))
 
 
 @pytest.mark.parametrize(
-    ("line", "same"),
+    "found",
     [
-        ("Training.gradientAccumulation(4)", lambda o: o.Training.gradientAccumulation(4)),
-        (
-            "deviceIterations(2).replicationFactor(3)",
-            lambda o: o.deviceIterations(2).replicationFactor(3),
-        ),
-        ("outputMode(poptorch.OutputMode.All)", lambda o: o.outputMode(OutputMode.All)),
-        ("outputMode(poptorch.enums.OutputMode.All)", lambda o: o.outputMode(OutputMode.All)),
-        (
-            "outputMode(output_mode=poptorch.OutputMode(1), output_return_period=2 * 5)",
-            lambda o: o.outputMode(OutputMode.EveryN, 10),
-        ),
-        (
-            'anchorTensor("g", "Gradient___w")',
-            lambda o: o.anchorTensor("g", "Gradient___w"),
-        ),
-        (
-            "setAvailableMemoryProportion({'IPU0': 1 / 4, 'IPU1': -(-0.5)})",
-            lambda o: o.setAvailableMemoryProportion({"IPU0": 0.25, "IPU1": 0.5}),
-        ),
-        (
-            '_Popart.set("hardwareInstrumentations", set([0, 1]))',
-            lambda o: o._Popart.set("hardwareInstrumentations", {0, 1}),
-        ),
-        (
-            '_Popart.set("x", (None, {1, 2}, dict(a=not True)))',
-            lambda o: o._Popart.set("x", (None, {1, 2}, {"a": False})),
-        ),
-        (
-            "TensorLocations.setWeightLocation("
-            "poptorch.TensorLocationSettings().useOnChipStorage(False))",
-            lambda o: o.TensorLocations.setWeightLocation(
-                poptorch.TensorLocationSettings().useOnChipStorage(False)
-            ),
-        ),
-        (
-            "setExecutionStrategy(poptorch.SerialPhasedExecution("
-            'poptorch.Phase(poptorch.Stage("a").ipu(1)), ["b"]))',
-            lambda o: o.setExecutionStrategy(
-                poptorch.SerialPhasedExecution(Phase(Stage("a").ipu(1)), ["b"])
-            ),
-        ),
-        ("device_iterations = 5", lambda o: o.deviceIterations(5)),
-        ("Training.gradient_accumulation = 5", lambda o: o.Training.gradientAccumulation(5)),
-        (
-            "logDir('a'); options.deviceIterations(options.replication_factor + 1)",
-            lambda o: o.logDir("a").deviceIterations(2),
-        ),
-        ('logDir("Größe")', lambda o: o.logDir("Größe")),
-    ],
-)
-def test_a_line_means_what_it_means_in_a_program(
-    load: Load, line: str, same: Callable[[Options], Any]
-) -> None:
-    expected = Options()
-    same(expected)
-    assert load(line) == expected
-
-
-@given(
-    st.integers(1, 10**9),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
-    st.dictionaries(st.text("ab\\'\"{}()#\n;", max_size=5), st.integers() | st.floats(0, 1)),
-)
-def test_literals_survive_the_file(count: int, text: str, numbers: dict[str, float]) -> None:
-    lines = [f"deviceIterations({count})", f"logDir({text!a})", f"_Popart.set('x', {numbers})"]
-    options = Options()
-    for line in lines:
-        for statement in config_file.parse(f"options.{line}", 1, "file"):
-            config_file.perform(statement, options)
-    expected = Options().deviceIterations(count).logDir(text)
-    expected._Popart.set("x", numbers)
-    assert options == expected
-
-
-# ---------------------------------------------------------------- what they may not
-
-
-def test_a_syntax_error_shows_the_line_and_sets_nothing(load: Load) -> None:
-    options = Options()
-    text = "deviceIterations(7)\n\n# more\noutputMode(poptorch.OutputMode.All"
-    with pytest.raises(poptorch.options.ConfigFileError) as raised:
-        load(text, options)
-    message = str(raised.value)
-    assert message.startswith("SyntaxError at line 4 of tmp.conf: ")
-    assert message.endswith("\n> options.outputMode(poptorch.OutputMode.All")
-    assert options == Options()
-
-
-HOSTILE = [
-    "__class__",
-    "__class__.__init__.__globals__['os'].system('touch hacked')",
-    "clone().__class__.__base__.__subclasses__()",
-    "logDir(__import__('os').popen('touch hacked').read())",
-    "logDir(open('hacked', 'w').name)",
-    "logDir(eval('1'))",
-    "logDir(exec('1'))",
-    "logDir((lambda: 'x')())",
-    "logDir([x for x in (1, 2)])",
-    "logDir(f'{options}')",
-    "logDir('{0.__class__}'.format(options))",
-    "logDir(('x' 'y').join(['a']))",
-    "logDir(poptorch.load('evil.pt'))",
-    "logDir(poptorch.__builtins__)",
-    "logDir(poptorch.options.os)",
-    "logDir(poptorch.logger.manager)",
-    "logDir(poptorch.hardware.os.system('touch hacked'))",
-    "logDir(poptorch.OutputMode.__class__)",
-    "logDir(poptorch.OutputMode.mro())",
-    "logDir(poptorch)",
-    "logDir(poptorch.enums)",
-    "logDir(getattr(options, '__class__'))",
-    "logDir(type(options))",
-    "logDir(globals())",
-    "logDir(options if 1 else 2)",
-    "logDir(log_dir := 'x')",
-    "logDir('a' * 10 ** 9)",
-    "deviceIterations(9 ** 9 ** 9)",
-    "deviceIterations(1 << 10 ** 9)",
-    "logDir([0] * 10 ** 9)",
-    "logDir(**{'log_dir': 'x'})",
-    "logDir(*['x'])",
-    "logDir({**{}})",
-    "logDir('x') or options.clone()",
-    "logDir('x'); import os",
-    "logDir('x'); del options",
-    "logDir('x'); options = 1",
-    "logDir('x'); __import__('os').system('touch hacked')",
-    "logDir",
-    "Training",
-    "_values.clear()",
-    "_freeze()",
-    "_popart = 1",
-    "_Popart.options.clear()",
-    "_Popart.options['x'] = 1",
-    "_Popart.__init__()",
-    "_Popart._is_frozen = True",
-    "Training._popart_options.set('x', 1)",
-    "Training.__init__()",
-    "loadFromFile('tmp.conf')",
-    "from_json('{}')",
-    "log_dir()",
-    "device_iterations += 1",
-    "new_option = 1",
-    "toDict",
-    "_Popart.set('x', options)",
-    "_Popart.set('x', [options._Popart])",
-    "_Popart.set('x', options.clone())",
-    "_Popart.set('x', options.clone)",
-    "_Popart.set('x', poptorch.OutputMode)",
-    "logDir('x') if True else 0",
-    "deviceIterations(1j * 2)",
-    "\0",
-    "logDir(" + "-" * 5000 + "1)",
-    "logDir(" + "(" * 5000 + "1" + ")" * 5000 + ")",
-    "logDir(" + "[" * 150 + "]" * 150 + ").nothing",
-    "deviceIterations(1" + " + 1" * 3000 + ")",
-]
-
-
-@pytest.mark.parametrize("line", HOSTILE, ids=lambda line: line[:50])
-def test_a_hostile_line_is_refused_and_does_nothing(
-    load: Load, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = Options()
-    began = time.thread_time()
-    with pytest.raises((ConfigFileError, AttributeError, AssertionError)) as raised:
-        load(line, options)
-    assert time.thread_time() - began < 5  # CPU seconds, of which it takes some thousandths
-    if not isinstance(raised.value, ConfigFileError):
-        assert raised.value.__notes__[0].startswith("at line 1 of tmp.conf: options.")
-    assert not (tmp_path / "hacked").exists()
-    options.checkIsFrozen()
-    assert options in (Options(), Options().logDir("x"))
-
-
-@given(st.text(max_size=60))
-def test_any_text_sets_options_or_is_an_error(text: str) -> None:
-    options = Options()
-    try:
-        statements = config_file.parse(f"options.{text}", 1, "file")
-        for statement in statements:
-            config_file.perform(statement, options)
-    except (ConfigFileError, config_file.Refused, AttributeError, AssertionError):
-        return
-    except (ArithmeticError, TypeError, ValueError):  # of the methods, or of arithmetic
-        return
-    assert options.clone() == options
-
-
-def test_what_a_method_raises_keeps_its_type_and_gains_the_line(load: Load) -> None:
-    with pytest.raises(ValueError, match="input_group_type cannot be All") as raised:
-        load("deviceIterations(3)\n\ninputReplicaGrouping(2, poptorch.CommGroupType.All)")
-    assert raised.value.__notes__ == [
-        "at line 3 of tmp.conf: options.inputReplicaGrouping(2, poptorch.CommGroupType.All)"
-    ]
-
-
-def test_unknown_options_and_files_have_pythons_errors(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(AttributeError, match=r"Invalid attribute deviceIteration\."):
-        load("deviceIteration(3)")
-    with pytest.raises(FileNotFoundError):
-        Options().loadFromFile(str(tmp_path / "none.conf"))
-
-
-def test_frozen_options_load_nothing(load: Load) -> None:
-    options = Options()
-    options._freeze()
-    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-        load("deviceIterations(2)", options)
-
-
-# ---------------------------------------------------------------- JSON and the environment
-
-
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        (
-            {"deviceIterations": 2, "replicationFactor": 1, "logDir": "d"},
-            lambda o: o.deviceIterations(2).replicationFactor(1).logDir("d"),
-        ),
-        (
-            {"Precision.enableFloatingPointExceptions": True},
-            lambda o: o.Precision.enableFloatingPointExceptions(True),
-        ),
-        (
-            {"connectionType": "ConnectionType.OnDemand"},
-            lambda o: o.connectionType(poptorch.ConnectionType.OnDemand),
-        ),
-        (
-            {"outputMode": ["poptorch.OutputMode.EveryN", 3]},
-            lambda o: o.outputMode(OutputMode.EveryN, 3),
-        ),
-        (
-            {"_Popart.set": ["saveInitializersToFile", "my_file.onnx"]},
-            lambda o: o._Popart.set("saveInitializersToFile", "my_file.onnx"),
-        ),
-        (
-            {"setAvailableMemoryProportion": {"IPU0": 0.5}},
-            lambda o: o.setAvailableMemoryProportion({"IPU0": 0.5}),
-        ),
-        (
-            {"updatableNamedBuffers": [["a", "b"]], "enableExecutableCaching": None},
-            lambda o: o.updatableNamedBuffers(["a", "b"]).enableExecutableCaching(None),
-        ),
-        ({"autoRoundNumIPUs": []}, lambda o: o.autoRoundNumIPUs()),
-    ],
-)
-def test_json_and_the_variable_mean_the_same_calls(
-    monkeypatch: pytest.MonkeyPatch, text: dict[str, Any], same: Callable[[Options], Any]
-) -> None:
-    expected, options = Options(), Options()
-    same(expected)
-    options.from_json(json.dumps(text))
-    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", json.dumps(text))
-    assert options == Options() == expected
-    assert repr(options) == repr(expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "message"),
-    [
-        ("{'a': 1}", ValueError, "Expecting property name"),
-        ("[1]", ValueError, r"expected a JSON object of options, got '\[1\]'"),
-        ('{"nothing": 1}', AttributeError, "Invalid attribute nothing."),
-        ('{"__init__": []}', AttributeError, "Invalid attribute __init__."),
-        ('{"Training.__class__.mro": []}', AttributeError, "Invalid attribute __class__."),
-        ('{"clone.x": 1}', AttributeError, "Invalid attribute x."),
-        ('{"log_dir": 1}', AttributeError, "'log_dir' is not a method of the options"),
-        ('{"loadFromFile": "x"}', AttributeError, "Invalid attribute loadFromFile."),
-        ('{"outputMode": "OutputMode.Some"}', ValueError, "'OutputMode.Some': expected one of"),
-        ('{"deviceIterations": "2"}', AssertionError, "Unexpected type <class 'str'>"),
+        None, 3, {}, {"names": [], "args": [1], "kwargs": {}},
+        {"names": ["x"], "args": [{"tensor": ["nothing", [1]]}], "kwargs": {}},
+        {"names": ["x"], "args": [{"tensor": ["save", [1]]}], "kwargs": {}},
+        {"names": ["x"], "args": [{"tensor": ["float32", [-1]]}], "kwargs": {}},
+        {"names": ["x"], "args": [{"other": 1}], "kwargs": {}},
+        {"names": ["x"], "args": [{"a": 1, "b": 2}], "kwargs": {}},
+        {"names": ["x"], "args": [{"range": ["a"]}], "kwargs": {}},
+        {"names": ["x"], "args": [{"dict": [[[1], 2]]}], "kwargs": {}},
+        {"names": [1], "args": [1], "kwargs": {}},
+        {"names": ["x"], "args": [1], "kwargs": [1]},
     ],
 )  # fmt: skip
-def test_json_that_makes_no_sense_is_named(
-    monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        Options().from_json(text)
-    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", text)
-    with pytest.raises(kind, match=message) as raised:
-        Options()
-    assert raised.value.__notes__ == ["in the environment variable POPTORCH_DEFAULT_OPTIONS"]
+def test_json_that_describes_nothing_is_refused(found: Any) -> None:
+    with pytest.raises(ValueError, match=r"its arguments make no sense: \w+: "):
+        from_json(found)
 
 
-def test_the_cache_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", "/somewhere")
-    assert Options() == Options().enableExecutableCaching("/somewhere")
-    assert Options()._Popart.options["cachePath"] == "/somewhere"
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", "")
-    assert "cachePath" not in Options()._Popart.options
+# ---------------------------------------------------------------- what is refused
 
 
-def test_processes_are_read_when_options_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Options()
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
-    after = Options()
-    assert (before.Distributed.numProcesses, before.Distributed.processId) == (1, 0)
-    assert (after.Distributed.numProcesses, after.Distributed.processId) == (4, 3)
-    assert after.outputMode(OutputMode.All).toDict()["distributed_process_id"] == 3
-    assert after.Distributed.disable().numProcesses == 1
-    monkeypatch.setenv("SIZE", "8")
-    monkeypatch.setenv("RANK", " 7 ")
-    after.Distributed.setEnvVarNames("SIZE", "RANK")
-    assert (after.Distributed.numProcesses, after.Distributed.processId) == (8, 7)
+def refused(path: Path) -> str:
+    """The message of both that read files; nothing is compiled."""
+    executor = poptorch.inferenceModel(Line())
+    with pytest.raises(Error) as one:
+        executor.loadExecutable(path)
+    with pytest.raises(AssertionError) as two:
+        poptorch.load(path)
+    assert not executor.isCompiled()
+    start = f"Invalid file {path}: "
+    assert str(two.value).startswith(start) and one.value.message == str(two.value)
+    return str(two.value).removeprefix(start)
 
 
-def test_processes_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "first")
-    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK='first': expected a whole number"):
-        Options()
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    with pytest.raises(ValueError, match="process_id=1: expected one of 0 to 0"):
-        Options()
+def test_every_byte_that_changes_is_noticed(tmp_path: Path) -> None:
+    path = line(tmp_path)
+    content = path.read_bytes()
+    for place in range(0, len(content), 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        message = refused(path)
+        assert message.startswith("it is damaged") or place < 4
+    path.write_bytes(content)
+    poptorch.load(path)
+
+
+def test_every_length_but_the_whole_is_noticed(tmp_path: Path) -> None:
+    path = line(tmp_path)
+    content = path.read_bytes()
+    for length in (0, 1, 3, 4, 63, 64, 65, *range(100, len(content), 211), len(content) - 1):
+        path.write_bytes(content[:length])
+        assert refused(path).startswith("it is damaged" if length >= 4 else "it does not begin as")
+    path.write_bytes(content + b"0")
+    assert refused(path).startswith("it is damaged")
+
+
+def sealed(path: Path, parts: dict[str, bytes], **how: Any) -> Path:
+    """A zip of parts, with the digest that it has to have."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", how.get("compression", zipfile.ZIP_STORED)) as archive:
+        archive.comment = b"0" * DIGEST
+        for name, content in parts.items():
+            archive.writestr(zipfile.ZipInfo(name), content, how.get("compression"))
+        if how.get("twice"):
+            with pytest.warns(UserWarning, match="Duplicate name"):
+                archive.writestr(how["twice"], parts[how["twice"]])
+    body = buffer.getvalue()[:-DIGEST]
+    path.write_bytes(body + hashlib.sha256(body).hexdigest().encode())
+    return path
+
+
+def parts_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_zips_of_others_are_refused(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.zip"
+    with zipfile.ZipFile(foreign, "w") as archive:
+        archive.writestr("data.pkl", b"")
+    assert refused(foreign) == "it is damaged, or a zip that PopTorch did not write"
+    torch.save(Line(), foreign)
+    assert refused(foreign) == "it is damaged, or a zip that PopTorch did not write"
+    parts = parts_of(line(tmp_path))
+    assert "has the parts other" in refused(sealed(foreign, {"other": b""}))
+    assert "has the parts" in refused(sealed(foreign, {**parts, "../../more": b""}))
+    assert "has the parts" in refused(
+        sealed(foreign, {"header.json": parts["header.json"], "x": b""})
+    )
+    assert "compressed" in refused(sealed(foreign, parts, compression=zipfile.ZIP_DEFLATED))
+    assert "has the parts" in refused(sealed(foreign, parts, twice="header.json"))
+    body = b"PK\3\4 and no zip"
+    foreign.write_bytes(body + hashlib.sha256(body).hexdigest().encode())
+    assert refused(foreign).startswith("it is a zip that cannot be read: ")
 
 
 @pytest.mark.parametrize(
-    ("level", "printed"),
-    [("INFO", True), ("WARN", False), (None, False)],
+    ("change", "message"),
+    [
+        ({"format": "other"}, "its header is not PopTorch's"),
+        (
+            {"format_version": 2},
+            "it is of version 2 of the format, and this gpusim reads version 1",
+        ),
+        (
+            {"poptorch_version": "2.0"},
+            "PopTorch version mismatch: File was created with version: 2.0 and this is version "
+            + poptorch.__version__,
+        ),
+        ({"training": 1}, "its header's 'training' is 1"),
+        ({"rng_state": "x"}, "its header's 'rng_state' is 'x'"),
+        ({"rng_state": [1, 2]}, r"its header's 'rng_state' is [1, 2]"),
+        ({"rng_state": [1, 2, 3.0]}, r"its header's 'rng_state' is [1, 2, 3.0]"),
+        ({"model": False}, "its header is not of these parts"),
+        (
+            {"arguments": {"names": 3}},
+            "its header makes no sense: ValueError: its arguments make no",
+        ),
+        (
+            {"groupings": {"w": ["Nobody", 1, "AllReplicas"]}},
+            "its header makes no sense: KeyError:",
+        ),
+        ({"groupings": {"w": 3}}, "its header makes no sense: TypeError:"),
+    ],
 )
-def test_the_level_of_the_environment(level: str | None, printed: bool) -> None:
-    environ = {**os.environ, "POPTORCH_CACHE_DIR": "there"}
-    environ |= {} if level is None else {"POPTORCH_LOG_LEVEL": level}
-    command = [sys.executable, "-c", "import gpusim.poptorch as p; p.Options()"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    text = "POPTORCH_CACHE_DIR is set: setting cache path to there"
-    assert done.stdout == "" and (text in done.stderr) == printed
+def test_headers_that_make_no_sense_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    parts = parts_of(line(tmp_path))
+    header = {**json.loads(parts["header.json"]), **change}
+    path = sealed(tmp_path / "f", {**parts, "header.json": json.dumps(header).encode()})
+    assert refused(path).startswith(message)
+
+
+def test_headers_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    parts = parts_of(line(tmp_path))
+    for text in (b"", b"\xff", b"[1, 2", b"[" * 100_000):
+        message = refused(sealed(tmp_path / "f", {**parts, "header.json": text}))
+        assert message.startswith("its header is not JSON: ")
+    assert refused(sealed(tmp_path / "f", {**parts, "header.json": b"[]"})).startswith("its header")
+    header = {**json.loads(parts["header.json"]), "arguments": None, "model": False}
+    path = sealed(tmp_path / "f", {"header.json": json.dumps(header).encode()})
+    assert refused(path) == "The executable's inputs are missing"
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_is_executed_by_load_alone(tmp_path: Path) -> None:
+    parts = parts_of(line(tmp_path))
+    sign = tmp_path / "hacked"
+    path = sealed(tmp_path / "f", {**parts, "model.pickle": pickle.dumps(Bomb(sign))})
+    executor = poptorch.inferenceModel(Line())
+    executor.loadExecutable(path)
+    assert torch.equal(executor(torch.ones(1)), torch.ones(())) and not sign.exists()
+    executor.destroy()
+    damaged = path.read_bytes()
+    (tmp_path / "g").write_bytes(damaged[:-1] + b"x")
+    refused(tmp_path / "g")
+    assert not sign.exists(), "what is damaged is not unpickled at all"
+    with pytest.raises(AttributeError):
+        poptorch.load(path)
+    assert sign.exists(), "the test's bomb is one"
+
+
+# ---------------------------------------------------------------- tensors in files
+
+
+TENSORS = {
+    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES},
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty(0, 3),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    'a "name"\n': torch.tensor([1]),
+}
+
+
+def equal(left: Tensor, right: Tensor) -> bool:
+    same_kind = left.dtype == right.dtype and left.shape == right.shape
+
+    one, two = (x.contiguous().reshape(-1).view(torch.uint8) for x in (left, right))
+    return same_kind and torch.equal(one, two)
+
+
+def test_tensor_files_are_those_of_safetensors() -> None:
+    content = tensors_as_bytes(TENSORS)
+    theirs = safetensors.torch.load(content)
+    ours = read_tensors(content)
+    assert ours.keys() == TENSORS.keys() == theirs.keys()
+    assert all(equal(ours[name], x) and equal(theirs[name], x) for name, x in TENSORS.items())
+    contiguous = {name: x.contiguous() for name, x in TENSORS.items()}
+    back = read_tensors(safetensors.torch.save(contiguous, {"about": "theirs"}))
+    assert all(equal(back[name], x) for name, x in TENSORS.items())
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "3", "{", '{"a": 3}', '{"a": {}}', '{"a": {"dtype": "F32", "shape": [1]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 3]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}',
+        '{"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+        ' "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    ],
+)  # fmt: skip
+def test_tables_that_lie_are_refused(table: str) -> None:
+    content = len(table).to_bytes(8, "little") + table.encode() + bytes(4)
+    with pytest.raises(ValueError, match=r"^tensors: "):
+        read_tensors(content)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_tensors_or_an_error(content: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert read_tensors(content) == {}
+
+
+def test_damaged_tensors_are_refused_by_load(tmp_path: Path) -> None:
+    parts = parts_of(line(tmp_path))
+    path = sealed(tmp_path / "f", {**parts, "tensors.safetensors": b"\xff" * 9})
+    with pytest.raises(AssertionError, match=r"^Invalid file .*: tensors: 9 bytes are fewer than"):
+        poptorch.load(path)
+
+
+class Tagged(Tensor):
+    """A tensor of the user's own class."""
+
+
+def test_tensors_share_what_they_shared() -> None:
+    whole = torch.arange(12.0)
+    parameter = nn.Parameter(torch.ones(2), requires_grad=False)
+    tagged = torch.ones(1)
+    tagged.tag = "mine"
+    value = {
+        "views": [whole[2:4], whole.reshape(3, 4).T, whole],
+        "same": (parameter, parameter, parameter.data),
+        "bits": whole.view(torch.int32)[:1],
+        "kinds": [torch.ones(1, dtype=torch.complex128), torch.eye(2).to_sparse(), tagged],
+        "class": torch.ones(2).as_subclass(Tagged),
+        "grad": torch.ones(1, requires_grad=True),
+    }
+    content, tensors = pickled(value, {id(parameter): "weight"})
+    assert len([name for name in tensors if name.startswith("weight")]) == 1
+    found = unpickled(content, read_tensors(tensors_as_bytes(tensors)))
+    for one, two in zip(value["views"], found["views"], strict=True):
+        assert torch.equal(one, two) and one.stride() == two.stride()
+    found["views"][2][2] = 99.0
+    assert found["views"][0][0] == 99 and found["views"][1][2, 0] == 99
+    first, second, data = found["same"]
+    assert first is second and type(first) is nn.Parameter and not first.requires_grad
+    assert data.data_ptr() == first.data_ptr()
+    assert found["bits"].data_ptr() == found["views"][2].data_ptr()
+    assert torch.equal(found["kinds"][0], value["kinds"][0]) and found["kinds"][1].is_sparse
+    assert found["kinds"][2].tag == "mine" and type(found["class"]) is Tagged
+    assert found["grad"].requires_grad
+
+
+# ---------------------------------------------------------------- whole or not at all
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync", "replace", "interrupt"])
+@pytest.mark.parametrize("before", [None, b"what was there"])
+def test_a_file_that_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, before: bytes | None
+) -> None:
+    path = tmp_path / "model"
+    if before is not None:
+        path.write_bytes(before)
+    executor = poptorch.inferenceModel(Line())
+    executor.compile(torch.ones(1))
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt if fails == "interrupt" else full
+
+    with monkeypatch.context() as patch:
+        if fails in ("write", "interrupt"):
+            patch.setattr(zipfile._ZipWriteFile, "write", failing)
+        else:
+            patch.setattr(os, fails, failing)
+        with pytest.raises(KeyboardInterrupt if fails == "interrupt" else OSError):
+            executor.save(path)
+    assert left_in(tmp_path) == ([] if before is None else ["model"])
+    assert before is None or path.read_bytes() == before
+    executor.save(path)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
+    executor.destroy()
+    poptorch.load(path)
+
+
+def umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def test_a_file_that_the_system_cuts_off_is_not_there(tmp_path: Path) -> None:
+    executor = poptorch.inferenceModel(nn.Linear(100, 100))
+    executor.compile(torch.ones(1, 100))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            executor.save(tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert left_in(tmp_path) == []
+
+
+def test_a_model_whose_class_is_gone_is_pythons_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = line(tmp_path)
+    monkeypatch.delattr(sys.modules[Line.__module__], "Line")
+    with pytest.raises(AttributeError, match="Line") as raised:
+        poptorch.load(path)
+    assert raised.value.__notes__[0].startswith("The classes of a saved model have to be where")
+
+
+def test_what_cannot_be_pickled_leaves_no_file(tmp_path: Path) -> None:
+    executor = poptorch.inferenceModel(lambda x: x + 1)
+    executor.compile(torch.ones(1))
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        executor.save(tmp_path / "new" / "f")
+    assert left_in(tmp_path) == []
+    executor.save(tmp_path / "f", export_model=False)
+    assert left_in(tmp_path) == ["f"]
+
+
+def test_links_stay_links_and_devices_stay_devices(tmp_path: Path) -> None:
+    executor = poptorch.inferenceModel(Line())
+    executor.compile(torch.ones(1))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").write_bytes(b"")
+    (tmp_path / "real").chmod(0o600)
+    executor.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").stat().st_size > 100
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o600
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe is not a regular file"):
+        executor.save(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError):
+        poptorch.load(tmp_path / "none")
