@@ -20,7 +20,7 @@ from .formats import real_of
 from .jobs import Block
 from .layout import Index, coalesce, flat_range, split, whole
 from .operators import LOGICAL_OPS
-from .orders import EXACT, ring_bounds
+from .orders import COMPENSATED, EXACT, ring_bounds
 from .plan import FoldPlan, plan_fold
 from .rings import ring_runs
 from .schedules import ChainSchedule, GraphSchedule, ReductionGraph
@@ -129,7 +129,7 @@ class BlockPlan:
         plan, width = self.plan, self.size
         if plan.order == EXACT:
             return True
-        if isinstance(plan.order, ReductionGraph | GraphSchedule):
+        if isinstance(plan.order, ReductionGraph | GraphSchedule) or plan.order in COMPENSATED:
             return False
         if plan.in_blocks:
             blocks = len(plan.order.starts) if isinstance(plan.order, ChainSchedule) else plan.count
@@ -155,8 +155,9 @@ class BlockPlan:
         if self.plan.extent.before and self.plan.count >= limits.ROW_MEMBERS:
             least *= 8  # many calls: in small boxes threads wait for the interpreter's lock
         kernel = code_paths.by_member(self.plan.order)
+        most = limits.SENT_BLOCK if self.plan.order in COMPENSATED else limits.BLOCK
         for start, region in self._regions():
-            for box in split(region, self._limit(limits.BLOCK, least, threads)):
+            for box in split(region, self._limit(most, least, threads)):
                 yield Block(kernel, box, start)
 
     def _limit(self, most: int, least: int, threads: int) -> int:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .compensated import fold_compensated
 from .decode import decode, decode_all
 from .exact import fold_exact
 from .jobs import FoldJob, Kernel, Operand
-from .orders import EXACT, visits
+from .orders import COMPENSATED, EXACT, visits
 from .rings import load_ring
 from .running import reduce_rows
 from .schedules import ChainSchedule, CompiledOrder, GraphSchedule, ReductionGraph
@@ -23,6 +24,8 @@ def by_member(order: CompiledOrder) -> Kernel:
     """The code path with a few NumPy calls per member, for boxes of thousands of elements."""
     if order == "tree":
         return _tree_by_member
+    if order in COMPENSATED:
+        return fold_compensated
     graphs = isinstance(order, ReductionGraph | GraphSchedule)
     return _graph_by_member if graphs else _sequence_by_member
 

@@ -10,6 +10,9 @@ ORDERS = ("linear", "reverse", "tree", "ring")
 EXACT = "exact"
 #: The order of integers: members are multiples of a unit that they have in common.
 FIXED = "fixed"
+#: Linear orders that keep what additions lose, and add it again.
+KAHAN, NEUMAIER = "kahan", "neumaier"
+COMPENSATED = (KAHAN, NEUMAIER)
 
 
 def ring_bounds(elements: int, members: int) -> list[int]:

@@ -14,7 +14,7 @@ from .arguments import check_batch, check_cut, check_nodes, check_window
 from .arithmetic import Arithmetic
 from .formats import FormatInfo, kind_of
 from .graphs import adders_of
-from .orders import EXACT
+from .orders import COMPENSATED, EXACT
 from .schedules import (
     ChainSchedule,
     CompiledOrder,
@@ -132,13 +132,15 @@ def plan_fold(
         itemsize=dtype.itemsize,
     )
     arithmetic = _arithmetic(spec, extent.final, dtype, count, order == EXACT)
-    _check_extent(spec, extent, count, arithmetic)
+    _check_extent(spec, extent, dtype, count, arithmetic)
     if isinstance(order, ReductionGraph | GraphSchedule) and order.is_wide:
         _check_wide(spec, arithmetic, order)
     if order == EXACT and arithmetic.exact and is_revealed(spec.order):
         check_exact(spec.op, spec.accumulate, spec.rounding)
     if order == EXACT and not arithmetic.exact:
         order = "linear"  # the same bits in any order
+    if order in COMPENSATED and not (_adds_floats(spec, dtype) and count > 1):
+        order = "linear"  # nothing is lost
     length = None
     if order == "ring" and spec.cut_axis is not None:
         length = check_cut(spec.cut_axis, value, count)
@@ -182,7 +184,7 @@ def _arithmetic(
         accumulator = accumulator or own
         from_zero = spec.order.adds_zero(spec.op, dtype, count)
     out = dtype if spec.out_dtype is None else np.dtype(spec.out_dtype)
-    exact = exact and spec.op == "sum" and kind_of(dtype) in ("float", "complex")
+    exact = exact and _adds_floats(spec, dtype)
     if exact and accumulator is None:
         accumulator = out  # the exact sum is rounded once
     return Arithmetic(
@@ -190,7 +192,14 @@ def _arithmetic(
     )
 
 
-def _check_extent(spec: FoldSpec, part: Extent, count: int, arithmetic: Arithmetic) -> None:
+def _adds_floats(spec: FoldSpec, dtype: np.dtype[Any]) -> bool:
+    """Whether the fold has sums that are rounded."""
+    return spec.op == "sum" and kind_of(dtype) in ("float", "complex")
+
+
+def _check_extent(
+    spec: FoldSpec, part: Extent, dtype: np.dtype[Any], count: int, arithmetic: Arithmetic
+) -> None:
     """ValueError unless members can be folded in such a part."""
     order, whole = spec.order, not part.before and part.final
     if part.before >= 2**64 - count:
@@ -208,6 +217,11 @@ def _check_extent(spec: FoldSpec, part: Extent, count: int, arithmetic: Arithmet
         raise ValueError(
             "order='exact': expected all members at once, and not partial, before or final=False; "
             "the exact sum of some members has no dtype"
+        )
+    if order in COMPENSATED and _adds_floats(spec, dtype) and not whole:
+        raise ValueError(
+            f"order={order!r}: expected all members at once, and not partial, before or "
+            "final=False; a partial result lacks the compensation"
         )
     if order == "ring" and not whole:
         raise ValueError(

@@ -21,7 +21,7 @@ from .graphs import (
     power_below,
 )
 from .operators import ARITHMETIC_OPS
-from .orders import EXACT, FIXED, ORDERS, ring_bounds
+from .orders import COMPENSATED, EXACT, FIXED, ORDERS, ring_bounds
 from .trees import Trees, compile_trees
 
 __all__ = [
@@ -313,8 +313,8 @@ CompiledOrder = str | ChainSchedule | ReductionGraph | GraphSchedule
 
 
 def check_order(order: Order) -> Order:
-    """Return `order`; ValueError if it is neither one of the six names nor a Schedule."""
-    names = (*ORDERS, EXACT, FIXED)
+    """Return `order`; ValueError if it is neither one of the names of orders nor a Schedule."""
+    names = (*ORDERS, EXACT, FIXED, *COMPENSATED)
     if isinstance(order, Schedule) or order in names:
         return order
     raise ValueError(

@@ -20,18 +20,19 @@ from numpy.typing import NDArray
 from . import kernels, limits, memory, threads
 from .arguments import check_batch, check_batch_offset, check_cut, check_out
 from .arithmetic import Arithmetic
+from .compensated import compensated_sum
 from .decode import decode, encode
 from .fold import fold_members
 from .formats import FLOAT64, FormatInfo, kind_of
 from .members import Members
-from .orders import EXACT, FIXED, ring_bounds
+from .orders import COMPENSATED, EXACT, FIXED, ring_bounds
 from .philox import Lanes
 from .plan import FoldPlan, plan_fold
 from .schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
 from .spec import FIXED_TYPES, FoldSpec, check_room, is_exact
 from .subnormals import require_subnormals
 from .unscaled import fold_compiled, sends_first
-from .wires import WireInfo, arrived, round_message
+from .wires import NVFP4, WireInfo, arrived, round_message
 from .workspace import own_workspace
 
 Rows = Sequence[NDArray[Any]]  # a member each: (batch entries, elements)
@@ -293,8 +294,8 @@ class Run:
             box = _Box(slice(0, entries), 0, elements)  # their numbers are drawn together
             box.chains = self._chains(box)
             return [box]
-        cuts = self.starts.tolist()
-        if self.wire.scale is None:
+        cuts = self.starts.tolist() if self.wire.scale != NVFP4 else sorted(set(self.edges))[:-1]
+        if self.wire.scale is None or self.wire.is_given:
             cuts = sorted({*range(0, elements, limits.SENT_BLOCK), *self.edges[:-1]})
         long = elements >= limits.SENT_BLOCK // 4 * len(self.edges)  # a box for each block
         ends = set(self.edges) if long else ()
@@ -332,6 +333,8 @@ class Run:
         order = self.plan.order
         if isinstance(order, ReductionGraph) or order == "tree":
             total = self._graph(box)
+        elif order in COMPENSATED:
+            total = self._compensated(box)
         else:
             total = self._chain(box)
         workspace = own_workspace(limits.BLOCK)
@@ -395,6 +398,8 @@ class Run:
         compiled, addresses = kernels.compiled(), self._addresses
         if compiled is None or addresses is None or self.level.divisor:
             return None
+        if not self.wire.is_compiled:
+            return None
         shape = box.entries.stop - box.entries.start, box.end - box.first
         total = np.empty(shape, self.arithmetic.computing)
         for first, part in box.chains:
@@ -430,11 +435,26 @@ class Run:
             total = self._add(total, self._visited(step, box), box, step)
         return total
 
+    def _compensated(self, box: _Box) -> NDArray[Any]:
+        shape, workspace = (
+            (box.entries.stop - box.entries.start, box.end - box.first),
+            own_workspace(limits.BLOCK),
+        )
+
+        def load(member: int) -> tuple[NDArray[Any], None]:
+            return self._member(member, box), None
+
+        order, count = str(self.plan.order), self.members
+        total = compensated_sum(order, load, count, shape, self.arithmetic, workspace)
+        found = total.copy()
+        workspace.give(total)
+        return found
+
     def _add(self, sent: NDArray[Any], kept: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:
         """Add `kept` to what arrives of `sent`, whose memory is used, and round the sum."""
         wire, arithmetic = self.wire if self.wire.at_hops else None, self.arithmetic
         compiled = kernels.compiled()
-        if compiled is not None:
+        if compiled is not None and (wire is None or wire.is_compiled):
             drawn = wire is not None and wire.draws
             done = compiled.add(
                 sent,
@@ -558,7 +578,14 @@ class Run:
 
     def _sent(self, values: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:
         lanes = self._lanes(self.sent, box, step) if self.wire.draws else None
-        return round_message(values, self.wire, self._starts(box), lanes)
+        messages = self._messages(box) if self.wire.scale == NVFP4 else None
+        return round_message(values, self.wire, self._starts(box), lanes, messages)
+
+    def _messages(self, box: _Box) -> NDArray[np.intp]:
+        """The first elements of a box's messages, each of which is whole."""
+        starts = np.array(sorted(set(self.edges))[:-1], np.intp)
+        first, end = np.searchsorted(starts, (box.first, box.end))
+        return starts[first:end] - box.first
 
     def _starts(self, box: _Box) -> NDArray[np.intp]:
         """The first elements of a box's blocks that have one scale."""

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from .formats import FormatInfo
 from .operators import check_op
-from .orders import EXACT, FIXED
+from .orders import COMPENSATED, EXACT, FIXED
 from .rounding import check_counter, check_rounding
 from .schedules import Exact, Order, Schedule, check_order
 from .wires import WireInfo
@@ -30,9 +30,10 @@ class FoldSpec:
 
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
-    - `order`: "linear", "reverse", "tree", "ring", "exact" (the exact sum of all members, rounded
-      once), "fixed" (a sum of integers, of the dtype `accumulate`, int32 for None), or a
-      `fallback.schedules.Schedule`. The last three take all members at once, and a Schedule takes
+    - `order`: "linear", "reverse", "tree", "ring", "kahan" and "neumaier" (linear, with the errors
+      of additions kept and added), "exact" (the exact sum of all members, rounded once), "fixed"
+      (a sum of integers, of the dtype `accumulate`, int32 for None), or a
+      `fallback.schedules.Schedule`. The last five take all members at once, and a Schedule takes
       no `cut_axis`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
       the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An exact sum is
@@ -96,6 +97,8 @@ class FoldSpec:
             check_exact(self.op, self.accumulate, self.rounding)
         if self.order == FIXED:
             check_fixed(self.op, self.accumulate, self.rounding)
+        if self.order in COMPENSATED:
+            check_compensated(self.op, self.order, self.accumulate, self.rounding)
         check_sends(self.op, self.order, self.wire, self.groups_of, self.across)
         check_divide(self.op, self.order, self.divide, self.across)
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
@@ -153,10 +156,17 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
             f"order={order!r}, wire: expected no wire, as trees say what is added, and not what is "
             "sent to whom"
         )
-    if (order == FIXED or is_exact(order)) and wire is not None and wire.at_hops:
+    if wire is None or not wire.at_hops:
+        return
+    if order == FIXED or is_exact(order):
         raise ValueError(
             f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; the "
             "order has no partial sums of the members' kind to send"
+        )
+    if order in COMPENSATED:
+        raise ValueError(
+            f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; a hop "
+            "would send the compensation beside the partial sum"
         )
 
 
@@ -219,6 +229,25 @@ def check_fixed(op: str, accumulate: Any, rounding: str) -> None:
     ):
         names = ", ".join(FIXED_TYPES)
         raise TypeError(f"accumulate={accumulate!r}, order='fixed': expected {names} or None")
+
+
+def check_compensated(op: str, order: Any, accumulate: Any, rounding: str) -> None:
+    """ValueError for what the compensated orders do not take."""
+    if op == "prod":
+        raise ValueError(
+            f"op='prod', order={order!r}: expected op='sum', or an operator that does not round; "
+            "choose another order for products"
+        )
+    if rounding != "nearest":
+        raise ValueError(
+            f"rounding={rounding!r}, order={order!r}: expected 'nearest', as a compensation is the "
+            "error of a rounding to nearest; choose another order for stochastic rounding"
+        )
+    if isinstance(accumulate, FormatInfo) and not accumulate.lowest < 0:
+        raise ValueError(
+            f"accumulate, an unsigned format, order={order!r}: expected a format of both signs, as "
+            "a compensation has either"
+        )
 
 
 def check_room(spec: FoldSpec, members: int) -> None:

@@ -117,7 +117,7 @@ class SumTree:
     def chain(self) -> tuple[int, ...] | None:
         """The members in the order of the additions, if one is added after the other.
 
-        The first two may change places. None: the tree is no chain.
+        The first two may change places. None: the tree is not a chain.
         """
         found: list[int] = []
         for terms in _additions_from_root(self):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import kernels
 from .fold_kernels import compiled_folds
 from .members import Members
-from .orders import EXACT, FIXED
+from .orders import COMPENSATED, EXACT, FIXED
 from .plan import SentPlan, plan_fold
 from .schedules import Binary, Schedule
 from .spec import FoldSpec
@@ -52,7 +52,7 @@ def _plan(
     if wire is None or wire.scale is not None or count == 1 or spec.order == FIXED:
         return None
     plan = plan_fold(spec.plain, None, dtype, count, shape, batch_ndim)
-    if plan.order == EXACT or not (wire.at_hops or wire.at_members):
+    if plan.order in (EXACT, *COMPENSATED) or not (wire.at_hops or wire.at_members):
         return None
     return SentPlan(
         plan, wire, sends_first(spec, count, plan.total, dtype), wire.at_result and spec.gathered

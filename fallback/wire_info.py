@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +13,12 @@ from numpy.typing import NDArray
 from .arguments import check_rounding
 from .formats import SUB_32_BIT, FormatInfo, NumberFormat, check_float, is_sub_32_bit
 
-__all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "fixed_point"]
+__all__ = ["AT", "INTEGERS", "NVFP4", "SCALES", "WireInfo", "fixed_point"]
 
+#: How the scale of a block follows from its largest magnitude, in the order of the kernels' enum.
 SCALES = (None, "amax", "floor", "ceil", "even")
+#: Scales of two levels: of blocks in float8_e4m3fn, in units of the message's own.
+NVFP4 = "nvfp4"
 AT = ("hops", "ends", "members", "result")
 
 
@@ -42,7 +47,7 @@ class WireInfo:
     **Arguments**:
 
     - `format`: a floating-point dtype, or a FormatInfo of a signed format.
-    - `scale`: one of `SCALES`.
+    - `scale`: one of `SCALES`, `NVFP4`, or a number that float32 holds.
     - `block`: the number of consecutive elements with one scale, "row", or None for a message.
     - `rounding`: "nearest" or "stochastic".
     - `at`: one of `AT`.
@@ -51,7 +56,7 @@ class WireInfo:
     """
 
     format: NumberFormat
-    scale: str | None = None
+    scale: str | float | None = None
     block: int | str | None = None
     rounding: str = "nearest"
     at: str = "hops"
@@ -62,10 +67,10 @@ class WireInfo:
             check_float("wire", np.dtype(self.format), ", or a Format")
         elif not self.format.lowest < 0:
             raise ValueError("wire of an unsigned format: expected one of both signs")
-        for name, choices in (("scale", SCALES), ("at", AT)):
-            if getattr(self, name) not in choices:
-                expected = ", ".join(map(repr, choices))
-                raise ValueError(f"wire {name}={getattr(self, name)!r}: expected one of {expected}")
+        self._check_scale()
+        if self.at not in AT:
+            expected = ", ".join(map(repr, AT))
+            raise ValueError(f"wire at={self.at!r}: expected one of {expected}")
         check_rounding(self.rounding)
         block = self.block
         whole = int(block) if isinstance(block, (int, np.integer)) and block is not True else 0
@@ -82,6 +87,45 @@ class WireInfo:
                 f"wire scale={self.scale!r}: expected a format of fewer bits than float32, got "
                 f"{self.format}"
             )
+        if self.is_given and self.block is not None:
+            raise ValueError(
+                f"wire block={block!r}, scale={self.scale!r}: expected no block, as all elements "
+                "have the given scale"
+            )
+        if self.scale == NVFP4 and not (isinstance(self.block, int) and self._is_e2m1):
+            raise ValueError(
+                f"wire scale='nvfp4', block={block!r}: expected the format 'float4_e2m1fn' and a "
+                "number of elements"
+            )
+
+    def _check_scale(self) -> None:
+        scale: Any = self.scale
+        if isinstance(scale, (int, float, np.number)) and not isinstance(scale, (bool, complex)):
+            with np.errstate(all="ignore"):
+                value = float(np.float32(scale))
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"wire scale={scale!r}: expected a number above zero that float32 holds"
+                )
+            object.__setattr__(self, "scale", value)
+        elif not (scale is None or (isinstance(scale, str) and scale in (*SCALES, NVFP4))):
+            expected = ", ".join(map(repr, (*SCALES, NVFP4)))
+            raise ValueError(f"wire scale={scale!r}: expected one of {expected}, or a number")
+
+    @property
+    def _is_e2m1(self) -> bool:
+        info = self.info
+        return info is not None and (info.largest, info.smallest) == (6, 0.5)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the scale is a number, and does not depend on what is sent."""
+        return isinstance(self.scale, float)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the compiled kernels and the GPU's have its scales."""
+        return self.scale in SCALES
 
     @property
     def info(self) -> FormatInfo | None:

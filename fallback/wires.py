@@ -13,6 +13,7 @@ from . import kernels, limits
 from .decode import decode, encode
 from .formats import (
     FLOAT64,
+    SUB_32_BIT,
     FormatInfo,
     NumberFormat,
     check_float,
@@ -26,12 +27,13 @@ from .rounding import (
     rounder,
 )
 from .subnormals import require_subnormals
-from .wire_info import AT, INTEGERS, SCALES, WireInfo, fixed_point
+from .wire_info import AT, INTEGERS, NVFP4, SCALES, WireInfo, fixed_point
 from .workspace import own_workspace
 
 __all__ = [
     "AT",
     "INTEGERS",
+    "NVFP4",
     "SCALES",
     "WireInfo",
     "arrived",
@@ -41,6 +43,10 @@ __all__ = [
 ]
 
 LEAST_SCALE = 2.0**-149
+E4M3_DTYPE, E4M3 = next(
+    (dtype, info) for dtype, info in SUB_32_BIT.items() if dtype.name == "float8_e4m3fn"
+)
+E2M1_LARGEST = 6.0
 LEAST_EXPONENT, MOST_EXPONENT = -127, 127
 
 
@@ -49,10 +55,12 @@ def round_message(
     wire: WireInfo,
     starts: NDArray[np.intp],
     lanes: NDArray[np.uint32] | None,
+    messages: NDArray[np.intp] | None = None,
 ) -> NDArray[Any]:
     """The values (batch, elements), float32 or float64, as they arrive; it may spoil them.
 
     `starts` are the first elements of the blocks that have one scale, `lanes` the random numbers.
+    `messages` are the first elements of messages, for scales of two levels; None: it is one.
     """
     computing = values.dtype
     info = wire.info
@@ -62,6 +70,7 @@ def round_message(
     if not rows.size:
         return rows.astype(values.dtype, copy=False)
     compiled = kernels.compiled()
+    compiled = compiled if wire.is_compiled else None
     if compiled is not None and compiled.send(rows, wire, starts, lanes):
         return rows if computing == values.dtype else rows.astype(values.dtype)
     rounding = _rounder(wire, computing)
@@ -69,13 +78,13 @@ def round_message(
         _round(rows, rounding, lanes)
         return rows if computing == values.dtype else rows.astype(values.dtype)
     assert info is not None
-    lengths = np.diff(starts, append=rows.shape[1])
-    scales = _scales(_largest(rows, starts, lengths), wire.scale, info)
-    spread = np.repeat(scales, lengths, axis=1)
-    rows /= spread
+    spread, units = _spread(rows, wire, info, starts, messages)
+    rows /= spread if units is None else _not_zero(spread * units)
     np.clip(rows, info.lowest, info.largest, out=rows)  # keeps NaN
     _round(rows, rounding, lanes)
     rows *= spread
+    if units is not None:
+        rows *= units
     return rows if computing == values.dtype else rows.astype(values.dtype)
 
 
@@ -159,6 +168,53 @@ def _largest(
         return whole
     found: NDArray[Any] = np.maximum.reduceat(magnitudes, starts, axis=1)
     return found
+
+
+def _spread(
+    rows: NDArray[Any],
+    wire: WireInfo,
+    info: FormatInfo,
+    starts: NDArray[np.intp],
+    messages: NDArray[np.intp] | None,
+) -> tuple[Any, NDArray[Any] | None]:
+    """The scale of each element, and the unit that it is in, where scales have two levels."""
+    if isinstance(wire.scale, float):
+        return rows.dtype.type(wire.scale), None
+    lengths = np.diff(starts, append=rows.shape[1])
+    largest = _largest(rows, starts, lengths)
+    if wire.scale != NVFP4:
+        return np.repeat(_scales(largest, str(wire.scale), info), lengths, axis=1), None
+    begins = np.zeros(1, np.intp) if messages is None else messages
+    sizes = np.diff(begins, append=rows.shape[1])
+    places = np.searchsorted(starts, begins)
+    most = np.maximum.reduceat(largest, places, axis=1)
+    units = _units(most)
+    blocks = np.repeat(units, np.diff(places, append=len(starts)), axis=1)
+    scales = _block_scales(largest, blocks)
+    return np.repeat(scales, lengths, axis=1), np.repeat(units, sizes, axis=1)
+
+
+def _not_zero(scales: NDArray[Any]) -> NDArray[Any]:
+    """Infinity where a scale is zero: elements of a block that small arrive as zeros."""
+    scales[scales == 0] = math.inf
+    return scales
+
+
+def _units(amax: NDArray[Any]) -> NDArray[Any]:
+    """The scale of each message: with it, the largest block's own is float8_e4m3fn's largest."""
+    quotient = (amax / amax.dtype.type(E2M1_LARGEST * E4M3.largest)).astype(np.float32)
+    units = np.maximum(quotient, np.float32(LEAST_SCALE)).astype(amax.dtype)
+    units[~np.isfinite(units)] = math.nan
+    return units
+
+
+def _block_scales(amax: NDArray[Any], units: NDArray[Any]) -> NDArray[Any]:
+    """The scale of each block in its message's units, a number of float8_e4m3fn."""
+    scales = amax / amax.dtype.type(E2M1_LARGEST)
+    scales /= units
+    np.minimum(scales, amax.dtype.type(E4M3.largest), out=scales)  # keeps NaN
+    _round(scales, rounder(scales.dtype, E4M3_DTYPE, False), None)
+    return scales
 
 
 def _scales(amax: NDArray[Any], rule: str, info: FormatInfo) -> NDArray[Any]:

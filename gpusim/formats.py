@@ -14,7 +14,38 @@ import numpy as np
 
 from gpusim.fallback.formats import FormatInfo
 
-__all__ = ["Format", "FormatLike", "as_format", "kernel_format"]
+__all__ = [
+    "ALIASES",
+    "NAMED_FORMATS",
+    "ROUNDINGS",
+    "Format",
+    "FormatLike",
+    "as_format",
+    "format_name",
+    "kernel_format",
+    "rounding_name",
+]
+
+#: Short names of formats, wherever a name of one is read.
+ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "fp4": "float4_e2m1fn",
+}
+#: Short names of roundings, wherever one is read.
+ROUNDINGS = {"sr": "stochastic", "rne": "nearest"}
+#: Short names that stand for more than one format, and these.
+_AMBIGUOUS = {
+    **dict.fromkeys(("fp6", "float6"), ("float6_e2m3fn", "float6_e3m2fn")),
+    **dict.fromkeys(("float8", "f8"), ("float8_e4m3fn", "float8_e5m2")),
+    "fp8_fnuz": ("float8_e4m3fnuz", "float8_e5m2fnuz"),
+    "float4": ("float4_e2m1fn", "nvfp4"),
+}
 
 _WIDTHS = {"exponent_bits": 11, "mantissa_bits": 52}  # float64's: more do not fit into it
 _FLAGS = (
@@ -255,15 +286,47 @@ class Format:
 FormatLike = Format | GfloatInfo
 
 
+def format_name(given: Any) -> Any:
+    """The name that a short name of a format stands for; anything else as it is.
+
+    **Raises**: ValueError for a short name of several formats, which names them.
+
+    >>> format_name("bf16"), format_name("fp8"), format_name("int8"), format_name(None)
+    ('bfloat16', 'float8_e4m3fn', 'int8', None)
+    >>> format_name("fp6")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'fp6' is the name of several formats: expected 'float6_e2m3fn' or 'float6_e3m2fn'
+    """
+    if not isinstance(given, str):
+        return given
+    if given in _AMBIGUOUS:
+        expected = " or ".join(map(repr, _AMBIGUOUS[given]))
+        raise ValueError(f"{given!r} is the name of several formats: expected {expected}")
+    return ALIASES.get(given, given)
+
+
+def rounding_name(given: Any) -> Any:
+    """The name that a short name of a rounding stands for; anything else as it is.
+
+    >>> rounding_name("sr"), rounding_name("nearest")
+    ('stochastic', 'nearest')
+    """
+    return ROUNDINGS.get(given, given) if isinstance(given, str) else given
+
+
 def as_format(given: Any) -> Format | None:
-    """A Format or a gfloat FormatInfo as a Format; None for anything else."""
+    """A Format, a gfloat FormatInfo, or a name of one without a dtype; None for anything else."""
     if isinstance(given, Format):
         return given
+    if isinstance(given, str):
+        return NAMED_FORMATS.get(format_name(given))
     return Format.from_gfloat(given) if _is_format_info(given) else None
 
 
 def kernel_format(given: Any) -> Any:
     """A Format as the kernels take it; a dtype, and what only NumPy knows to be one, as it is."""
+    given = format_name(given)
     general = as_format(given)
     return given if general is None else general.info
 
@@ -278,3 +341,14 @@ def _integer(name: str, given: Any) -> int:
         return operator.index(given)
     except TypeError:
         raise TypeError(f"{name}={given!r}: expected an integer") from None
+
+
+#: Formats of fewer than 8 bits that have names, which are those of ml_dtypes.
+NAMED_FORMATS = {
+    name: Format(exponent, mantissa, has_infinities=False, high_nans=0, name=name)
+    for name, exponent, mantissa in (
+        ("float6_e2m3fn", 2, 3),
+        ("float6_e3m2fn", 3, 2),
+        ("float4_e2m1fn", 2, 1),
+    )
+}

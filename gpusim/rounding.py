@@ -15,7 +15,7 @@ from gpusim.fallback.formats import FormatInfo, is_sub_32_bit
 from gpusim.fallback.wires import WireInfo, round_to_wire
 
 from .collectives.kernels import empty, kernels
-from .formats import Format, FormatLike, kernel_format
+from .formats import Format, FormatLike, kernel_format, rounding_name
 from .libraries import on_device, to_host
 from .maps.axis_environment import Axes, axis_environment, global_indices, union
 from .maps.mapped_array.align import lead, lead_full, sizes
@@ -44,8 +44,9 @@ def round_to(
     - `x`: an array or number of any floating-point dtype and shape; inside vmap also a
       MappedArray.
     - `dtype`: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
-      float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat. Or a `Wire`:
-      the whole value is a message, which arrives in the dtype of `x`.
+      float8_e5m2fnuz and float8_e4m3fnuz, or a short name (bf16, fp16, fp32, fp64, fp8, fp4); or a
+      `Format`, or a FormatInfo of gfloat. Or a `Wire`: the whole value is a message, which arrives
+      in the dtype of `x`.
     - `rounding`: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
       with the probability that makes the mean exact. Stochastic rounding applies to formats of
       fewer bits than float32. A Wire has its own.
@@ -98,11 +99,12 @@ def round_to(
     """
     if dtype is None:  # NumPy's default would be float64
         raise TypeError("dtype=None: expected a floating-point dtype or a Format")
+    rounding = rounding_name(rounding)
     if isinstance(dtype, Wire):
         if rounding not in ("nearest", dtype.rounding):
             raise ValueError(f"rounding={rounding!r}: expected the rounding of {dtype}")
-        return _round(x, dtype.info, dtype.rounding, seed, axis_name)
-    return _round(x, kernel_format(dtype), rounding, seed, axis_name)
+        return round_each(x, dtype.info, dtype.rounding, seed, axis_name)
+    return round_each(x, kernel_format(dtype), rounding, seed, axis_name)
 
 
 def quantise_fpx(
@@ -144,6 +146,7 @@ def quantise_fpx(
     >>> gpusim.quantise_fpx(np.array([0.2, 1.3, -7.0]), 2, 1, rounding="nearest")
     array([ 0.25,  1.5 , -3.  ])
     """
+    rounding = rounding_name(rounding)
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(
             "Expected quantise(rounding=?) to be 'nearest' or 'stochastic', "
@@ -165,7 +168,7 @@ def quantise_fpx(
     wide = round_to(round_to(wide, scaled), np.float64)
     if rounding == "nearest":  # just below a tie the nearest value is the lower one
         wide = np.nextafter(wide, np.copysign(0.0, wide))
-    quantised = _round(_like(x, wide), target, rounding, seed, axis_name)
+    quantised = round_each(_like(x, wide), target, rounding, seed, axis_name)
     return _like(quantised, round_to(unpack(quantised)[0], data.dtype))
 
 
@@ -188,7 +191,7 @@ def _stacked(x: Any) -> tuple[Array, Axes]:
     return (data if hasattr(data, "__array_function__") else np.asarray(data)), axes
 
 
-def _round(
+def round_each(
     x: Any,
     target: DTypeLike | FormatInfo | WireInfo,
     rounding: str,

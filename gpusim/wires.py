@@ -9,21 +9,28 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpusim.fallback.formats import FormatInfo, check_float
-from gpusim.fallback.wires import WireInfo, fixed_point
+from gpusim.fallback.wires import NVFP4, WireInfo, fixed_point
 
-from .formats import Format, FormatLike, as_format, kernel_format
+from .formats import (
+    NAMED_FORMATS,
+    Format,
+    FormatLike,
+    as_format,
+    format_name,
+    kernel_format,
+    rounding_name,
+)
 
 __all__ = ["Wire", "as_wire", "wire_info"]
 
 #: Formats without a dtype that folds take, by the names of ml_dtypes and of the MX specification.
 NAMED: dict[str, Format | FormatInfo] = {
-    "float6_e2m3fn": Format(2, 3, has_infinities=False, high_nans=0, name="float6_e2m3fn"),
-    "float6_e3m2fn": Format(3, 2, has_infinities=False, high_nans=0, name="float6_e3m2fn"),
-    "float4_e2m1fn": Format(2, 1, has_infinities=False, high_nans=0, name="float4_e2m1fn"),
+    **NAMED_FORMATS,
     "int8": fixed_point(8),
     "int4": fixed_point(4),
     "mxint8": fixed_point(8, 6),
 }
+E2M1, NVFP4_BLOCK = "float4_e2m1fn", 16
 _MX = ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int8")
 
 
@@ -37,13 +44,15 @@ class Wire:
 
     - `format`: a floating-point dtype; a `Format`; or a name: that of a dtype, "float6_e2m3fn",
       "float6_e3m2fn" or "float4_e2m1fn", "int8" or "int4" (integers up to 127 or 7), or "mxint8"
-      (multiples of 1/64 below 2).
+      (multiples of 1/64 below 2). "nvfp4" is "float4_e2m1fn" with scales of two levels, for each 16
+      elements and for the message. Short names stand for others: bf16, fp16, fp32, fp8, fp4.
     - `scale`: None: values are rounded as they are. Else how the scale of a block follows from its
       largest magnitude: "amax" (float32; it becomes the format's largest number), or as a power of
-      two, "floor", "ceil" or "even".
+      two, "floor", "ceil" or "even"; "nvfp4": of two levels. Or a number, which all elements have
+      (see `DelayedScaling`).
     - `block`: the number of consecutive elements that share a scale, "row" for those of the last
       axis, or None for all that a message holds.
-    - `rounding`: "nearest" or "stochastic", by the seed of the Reduction.
+    - `rounding`: "nearest" or "stochastic" ("sr"), by the seed of the Reduction.
     - `at`: what is rounded: "hops" (each partial sum that is sent, and the result), "ends" (each
       member's value, and the result), "members" or "result".
 
@@ -59,17 +68,44 @@ class Wire:
     >>> ring = gpusim.Reduction(wire=wire)
     >>> gpusim.collectives.psum(x, reduction=ring).value
     array([2.        , 0.31496063], dtype=float32)
+    >>> gpusim.Wire("nvfp4").bits, gpusim.Wire("bf16"), gpusim.Wire("fp8", scale=0.25)
+    (4, Wire('bfloat16'), Wire('float8_e4m3fn', scale=0.25))
     """
 
     format: DTypeLike | FormatLike
-    scale: str | None = None
+    scale: str | float | None = None
     block: int | str | None = None
     rounding: str = "nearest"
     at: str = "hops"
 
     def __post_init__(self) -> None:
+        if isinstance(self.format, str) and self.format == NVFP4:
+            self._set_nvfp4()
         object.__setattr__(self, "format", _format(self.format))
-        object.__setattr__(self, "block", self.info.block)  # which checks all fields
+        object.__setattr__(self, "rounding", rounding_name(self.rounding))
+        if self.scale == NVFP4 and self.format != E2M1:
+            raise ValueError(f"wire scale='nvfp4': expected the format {E2M1!r}, got {self.format}")
+        info = self.info  # which checks all fields
+        object.__setattr__(self, "block", info.block)
+        object.__setattr__(self, "scale", info.scale)
+
+    def _set_nvfp4(self) -> None:
+        """Make the name the fields that it stands for."""
+        if self.scale not in (None, NVFP4):
+            raise ValueError(f"wire 'nvfp4', scale={self.scale!r}: expected no scale beside it")
+        object.__setattr__(self, "format", E2M1)
+        object.__setattr__(self, "scale", NVFP4)
+        if self.block is None:
+            object.__setattr__(self, "block", NVFP4_BLOCK)
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether the name "nvfp4" stands for its format, scales and block.
+
+        >>> Wire("nvfp4", at="ends").is_nvfp4, Wire("nvfp4", block=32).is_nvfp4
+        (True, False)
+        """
+        return self.scale == NVFP4 and self.block == NVFP4_BLOCK
 
     @classmethod
     def mx(cls, format: DTypeLike | FormatLike, scale: str = "floor", **others: Any) -> Wire:
@@ -86,6 +122,7 @@ class Wire:
         >>> Wire.mx("float4_e2m1fn", "even")
         Wire('float4_e2m1fn', scale='even', block=32)
         """
+        format = format_name(format)
         name = format if isinstance(format, str) else _name(_format(format))
         if name not in _MX:
             expected = ", ".join(map(repr, _MX))
@@ -117,16 +154,30 @@ class Wire:
 
     @property
     def scale_bits(self) -> int:
-        """The bits of a block's scale: 32, or 8 for a power of two; 0 without one.
+        """The bits of a block's scale: 32, or 8 for a power of two and for "nvfp4"; 0 without one,
+        and where it is given.
 
         >>> Wire("int8", "amax").scale_bits, Wire.mx("int8").scale_bits
         (32, 8)
         """
-        return {None: 0, "amax": 32}.get(self.scale, 8)
+        if self.scale is None or isinstance(self.scale, float):
+            return 0
+        return 32 if self.scale == "amax" else 8
+
+    @property
+    def message_bits(self) -> int:
+        """The bits of a message's own scale: 32 for "nvfp4", 0 for others.
+
+        >>> Wire("nvfp4").message_bits, Wire("int8", "amax").message_bits
+        (32, 0)
+        """
+        return 32 if self.scale == NVFP4 else 0
 
     def __repr__(self) -> str:
-        shown = [repr(_name(self.format))]
+        shown = [repr(NVFP4 if self.is_nvfp4 else _name(self.format))]
         for each in fields(self)[1:]:
+            if self.is_nvfp4 and each.name in ("scale", "block"):
+                continue
             value = getattr(self, each.name)
             if value != each.default:
                 shown.append(f"{each.name}={value!r}")
@@ -146,6 +197,7 @@ def wire_info(given: Any) -> WireInfo | None:
 
 def _format(given: Any) -> Any:
     """A dtype, a Format, or a name of `NAMED`."""
+    given = format_name(given)
     name = given if isinstance(given, str) else _dtype_name(given)
     if name in NAMED:
         return name

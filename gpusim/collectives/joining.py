@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from gpusim.fallback.orders import EXACT
+from gpusim.fallback.orders import COMPENSATED, EXACT
 
 from ..reduction import Reduction
 from .fold import fold_spec
@@ -22,7 +22,7 @@ __all__ = ["SMALL", "join", "joins", "small_together", "split"]
 SMALL = 32 * 2**10
 """Bytes of all members of a leaf, up to which a copy takes less time than a call."""
 
-ORDERS = frozenset(["linear", "reverse", "tree", EXACT])
+ORDERS = frozenset(["linear", "reverse", "tree", *COMPENSATED, EXACT])
 """Orders that are the same for all elements of a value."""
 
 

@@ -102,7 +102,7 @@ def processor() -> str:
     """The CPU and its instructions, as the system tells them."""
     lines = [platform.system(), platform.machine(), platform.processor()]
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return "\n".join(lines)
     first = text.split("\n\n", 1)[0].splitlines()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpusim.fallback.fold_kernels import FoldKernel
 from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32
 from gpusim.fallback.members import Members
-from gpusim.fallback.orders import EXACT
+from gpusim.fallback.orders import COMPENSATED, EXACT, NEUMAIER
 from gpusim.fallback.plan import FoldPlan, SentPlan
 from gpusim.fallback.schedules import GraphSchedule, ReductionGraph
 
@@ -53,10 +53,14 @@ def plan_fold(plan: FoldPlan, strides: tuple[int, ...], stacked: bool) -> FoldKe
     if isinstance(plan.order, ReductionGraph | GraphSchedule) and plan.order.is_wide:
         return None
     numbers = Numbers(plan)
-    if numbers.integer or numbers.source not in NAMES or (stacked and not _gains(numbers)):
+    if numbers.integer or numbers.source not in NAMES:
+        return None
+    if stacked and not _gains(numbers) and plan.order not in COMPENSATED:
         return None
     if numbers.complex and numbers.op == "prod":
         return None
+    if plan.order in COMPENSATED:
+        return _plan_compensated(plan, numbers, strides)
     members = MemberLayout(plan.count, plan.shape, strides, plan.dtype, 0, 0, 1)
     launch = folding.plan_numbers(plan, members, 0, 0)
     if launch.kernel is None:  # too many axes
@@ -65,6 +69,23 @@ def plan_fold(plan: FoldPlan, strides: tuple[int, ...], stacked: bool) -> FoldKe
     if kernel is None:
         return None
     return _Fold(kernel, launch, numbers)
+
+
+def _plan_compensated(
+    plan: FoldPlan, numbers: Numbers, strides: tuple[int, ...]
+) -> FoldKernel | None:
+    """The kernel for a compensated order; None for accumulators that are rounded one by one."""
+    if numbers.step == "TARGET":
+        return None
+    members = MemberLayout(plan.count, plan.shape, strides, plan.dtype, 0, 0, 1)
+    launch = folding.plan_numbers(plan, members, 0, 0)
+    if launch.kernel is None:  # too many axes
+        return None
+    neumaier = str(plan.order == NEUMAIER).lower()
+    parameters = NAMES[numbers.source], folding.C_NAMES[numbers.computing], numbers.step, neumaier
+    name = f"compensated_tiles<{', '.join(parameters)}>"
+    kernel = instance("Fold", name, FOLD.itemsize, "compensated.h")
+    return None if kernel is None else _Fold(kernel, launch, numbers)
 
 
 @lru_cache(maxsize=512)

@@ -40,9 +40,9 @@ def function(kernel: Kernel) -> Function | None:
 
 
 @once
-def instance(struct: str, name: str, size: int) -> Function | None:
-    """An instance of a template of tiles.h, and the bytes of the struct that it takes."""
-    unit = f'#include "tiles.h"\nKERNEL({struct}, {name})\n'
+def instance(struct: str, name: str, size: int, header: str = "tiles.h") -> Function | None:
+    """An instance of a template of a header, and the bytes of the struct that it takes."""
+    unit = f'#include "{header}"\nKERNEL({struct}, {name})\n'
     found = build.functions(unit, size, run=(ADDRESS, INTEGER, INTEGER, ADDRESS))
     function: Function | None = None if found is None else found.run
     return function

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from ..files import atomic_write
+from ..platforms import user_id
 
 Result = TypeVar("Result")
 ENVIRONMENT = "GPUSIM_CACHE_DIR"
@@ -85,7 +86,7 @@ def _is_private(place: Path) -> bool:
         status = place.stat()
     except OSError:
         return False
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return status.st_uid == user_id() and not status.st_mode & 0o022
 
 
 def _read(path: Path) -> bytes | None:

@@ -31,6 +31,7 @@ NO_CACHE, HAS_CACHE = "--no-cache", (12, 9)
 ARGUMENTS = {
     "fold.cu": "Fold",
     "exact.cu": "Exact",
+    "compensated.cu": "Compensated",
     "logical.cu": "Logical",
     "round.cu": "Round",
     "chain.cu": "Sent",

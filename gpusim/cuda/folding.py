@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpusim.fallback import orders
 from gpusim.fallback.arguments import check_batch_offset, check_out, check_partial
 from gpusim.fallback.formats import (
     BFLOAT16,
@@ -41,7 +42,7 @@ from .device import (
     Launch,
 )
 from .layout import MemberLayout, Members, layout_of, rows_of
-from .structs import EXACT, FOLD, LAYOUT, LOGICAL, struct, writer
+from .structs import COMPENSATED, EXACT, FOLD, LAYOUT, LOGICAL, struct, writer
 from .targets import NAMES, code, target
 
 #: Enumerations of fold.cu and finish.cuh, by position.
@@ -94,7 +95,7 @@ class Numbers:
 # The words of a launch's arguments that its plan leaves open.
 write_members = writer(LAYOUT, "base", "table")
 write_out = writer(LAYOUT, "out")
-# FOLD and EXACT begin with the same structs.
+# FOLD, EXACT and COMPENSATED begin with the same structs.
 _write_counters = writer(FOLD, "finish.call", "finish.batch_offset", "finish.batch_offsets")
 _write_partial = {dtype: writer(dtype, "partial") for dtype in (FOLD, LOGICAL)}
 
@@ -243,6 +244,8 @@ def plan_launch(
         return _plan_logical(plan, members, busy_threads)
     if plan.arithmetic.exact:
         return _plan_exact(plan, members, busy_threads)
+    if plan.order in orders.COMPENSATED:
+        return _plan_compensated(plan, members, busy_threads)
     return plan_numbers(plan, members, busy_threads, shared_bytes=shared_bytes)
 
 
@@ -537,6 +540,35 @@ def _plan_exact(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> Fol
     kernel = exact_template(numbers.source, numbers.computing)
     block = 64 if threads < busy_threads else 256
     return FoldLaunch(plan, kernel, EXACT, arguments.tobytes(), threads, block, draws=draws)
+
+
+def _plan_compensated(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> FoldLaunch:
+    """A thread for each element, which keeps the sum and the compensation."""
+    numbers = Numbers(plan)
+    itemsize = numbers.source.itemsize
+    parts = 2 if numbers.complex else 1
+    rows = rows_of(members, 0, itemsize, parts)
+    if rows.too_many_axes:
+        return FoldLaunch(plan, copies=True)
+    arguments = struct(COMPENSATED, neumaier=plan.order == orders.NEUMAIER)
+    arguments["layout"] = layout_of(members, rows, chunk=1, itemsize=itemsize)
+    if numbers.step != "EXACT":
+        single = numbers.accumulator == FLOAT32  # of members in float64
+        name = "float32" if single else numbers.step.lower()
+        arguments["rounding"] = ROUNDINGS.index(name)
+        arguments["accumulator"] = target(numbers.accumulator)
+    finish = arguments["finish"]
+    finish["step"] = numbers.members
+    finish_numbers(finish, numbers)
+    threads = thread_count(arguments["layout"])
+    kernel = compensated_template(numbers.source, numbers.computing)
+    block = 64 if threads < busy_threads else 256
+    return FoldLaunch(plan, kernel, COMPENSATED, arguments.tobytes(), threads, block)
+
+
+def compensated_template(source: np.dtype[Any], computing: np.dtype[Any]) -> Kernel:
+    """The kernel of compensated sums."""
+    return Kernel("compensated.cu", f"compensated<{NAMES[source]}, {C_NAMES[computing]}>")
 
 
 def exact_template(source: np.dtype[Any], computing: np.dtype[Any]) -> Kernel:

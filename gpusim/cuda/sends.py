@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpusim.fallback import sends as fallback_sends
+from gpusim.fallback import wires as fallback_wires
 from gpusim.fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
 from gpusim.fallback.formats import FLOAT64, check_float
-from gpusim.fallback.orders import EXACT, FIXED
+from gpusim.fallback.members import Members as HostMembers
+from gpusim.fallback.orders import COMPENSATED, EXACT, FIXED
 from gpusim.fallback.rounding import check_counter, check_places
 from gpusim.fallback.sends import Level, Places, Rows, by_linear, fold_of_integers, plan_of
 from gpusim.fallback.spec import FoldSpec, check_room
@@ -67,6 +70,9 @@ def fold_sent(
     """`fallback.sends.fold_sent` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
     layout = group.layout
+    if _needs_host(spec):
+        numbers = {"call": call, "batch_offset": batch_offset, "batch_ndim": batch_ndim}
+        return _fold_on_host(device, spec, group, out, **numbers)
     fold = _plan(spec, layout, batch_ndim, device.busy_threads)
     if fold.plain is not None:
         numbers = {"call": call, "batch_offset": batch_offset}
@@ -99,6 +105,30 @@ def fold_sent(
         shape = fold.entries, fold.slices[0], fold.outer, fold.slices[1]
         total = device.contiguous(total.reshape(shape).swapaxes(1, 2))
     return _given(total.reshape(layout.shape), out)
+
+
+def _needs_host(spec: FoldSpec) -> bool:
+    """Whether a level's wire has scales that only NumPy's kernels have."""
+    level: FoldSpec | None = spec
+    while level is not None:
+        if level.wire is not None and not level.wire.is_compiled:
+            return True
+        level = level.across
+    return False
+
+
+def _fold_on_host(
+    device: Device, spec: FoldSpec, group: Members, out: Any, **numbers: Any
+) -> Array:
+    """The fold by NumPy's kernels, of copies; it waits for the device."""
+    arrays = [device.download(array) for array in group.arrays]
+    members = arrays[0] if group.pointers is None else arrays
+    folded = fallback_sends.fold_sent(spec, HostMembers.of(members), **numbers)
+    total = device.upload(folded)
+    if out is None:
+        return total
+    check_out(out, folded.shape, folded.dtype)
+    return _given(total, out)
 
 
 def _given(total: Array, out: Any) -> Array:
@@ -159,7 +189,8 @@ def _is_contiguous(layout: MemberLayout) -> bool:
 def _is_one_launch(task: Task, shape: tuple[int, int]) -> bool:
     """Whether a fold is, with the sending of its result."""
     spec, wire = task.spec, task.spec.wire
-    if spec.order == FIXED or plan_of(spec, task.dtype, task.members, shape).order == EXACT:
+    order = plan_of(spec, task.dtype, task.members, shape).order
+    if spec.order == FIXED or order in (EXACT, *COMPENSATED):
         return False
     sends = wire is not None and (wire.at_hops or wire.at_members)
     return sends or task.divisor is not None or task.slices[0] > 1
@@ -210,6 +241,10 @@ def round_to_wire(
 ) -> Array:
     """`fallback.wires.round_to_wire` for arrays of `device`: the same arguments and bits."""
     check_float("x", x.dtype)
+    if not wire.is_compiled:
+        numbers = {"rounding": rounding, "seed": seed, "step": step, "call": call}
+        given = {"place": place, "batch_ndim": batch_ndim, **numbers}
+        return device.upload(fallback_wires.round_to_wire(device.download(x), wire, **given))
     batch, value = x.shape[:batch_ndim], x.shape[batch_ndim:]
     common, listed = check_places(place, batch)
     step, call = check_counter("step", step), check_counter("call", call)
@@ -301,9 +336,9 @@ class DeviceRun:
             total = fold_fixed(level.device, spec, self._held(rows))
         else:
             plain = spec.plain
-            if order == EXACT:
+            if order in (EXACT, *COMPENSATED):
                 arithmetic = plan_of(spec, self._dtype, len(rows), shape).arithmetic
-                plain = replace(plain, order=EXACT, accumulate=arithmetic.accumulator)
+                plain = replace(plain, order=str(order), accumulate=arithmetic.accumulator)
             total = level.fold_plain(plain, rows, self._places)
         sends = wire is not None and wire.at_result and spec.gathered
         return self.send_results(total) if sends else total

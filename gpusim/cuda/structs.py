@@ -102,6 +102,15 @@ EXACT = np.dtype(
         ("drawn", "i8"),
     ]
 )
+COMPENSATED = np.dtype(
+    [
+        ("layout", LAYOUT),
+        ("finish", FINISH),
+        ("accumulator", TARGET),
+        ("rounding", "i8"),
+        ("neumaier", "i8"),
+    ]
+)
 LOGICAL = np.dtype(
     [
         ("layout", LAYOUT),
@@ -190,6 +199,7 @@ SCATTER = np.dtype(
 OF_SOURCE = {
     "fold.cu": FOLD,
     "exact.cu": EXACT,
+    "compensated.cu": COMPENSATED,
     "logical.cu": LOGICAL,
     "round.cu": ROUND,
     "chain.cu": SENT,

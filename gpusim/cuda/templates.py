@@ -99,6 +99,12 @@ def units() -> dict[str, list[Kernel]]:
             for computing in (FLOAT32, FLOAT64)
             if computing == FLOAT64 or source != FLOAT64
         ],
+        "compensated": [
+            folding.compensated_template(source, computing)
+            for source in FLOATS
+            for computing in (FLOAT32, FLOAT64)
+            if computing == FLOAT64 or source != FLOAT64
+        ],
         "logical": [
             Kernel("logical.cu", f"logical<{size}, {words}>")
             for size, words in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2))

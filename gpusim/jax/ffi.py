@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
+import sys
 from collections.abc import Callable
 from ctypes import (
     CFUNCTYPE,
@@ -45,7 +46,7 @@ FENV_SIZE = 64
 """More bytes than a floating-point environment has anywhere."""
 
 _environment = c_char * FENV_SIZE
-_libc = ctypes.PyDLL(None)
+_libc = ctypes.PyDLL("ucrtbase" if sys.platform == "win32" else None)
 _libc.fegetenv.argtypes = _libc.fesetenv.argtypes = [ctypes.POINTER(_environment)]
 
 _pointer, _size = ctypes.c_void_p, ctypes.c_size_t

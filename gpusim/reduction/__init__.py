@@ -17,11 +17,25 @@ from numpy.typing import DTypeLike
 from gpusim.fallback.arguments import check_word
 from gpusim.fallback.formats import kind_of
 from gpusim.fallback.operators import OPS
-from gpusim.fallback.orders import FIXED
+from gpusim.fallback.orders import COMPENSATED, FIXED
 from gpusim.fallback.schedules import Schedule
-from gpusim.fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
+from gpusim.fallback.spec import (
+    check_compensated,
+    check_divide,
+    check_exact,
+    check_fixed,
+    check_sends,
+    is_exact,
+)
 
-from ..formats import Format, FormatLike, as_format, kernel_format
+from ..formats import (
+    Format,
+    FormatLike,
+    as_format,
+    format_name,
+    kernel_format,
+    rounding_name,
+)
 from ..revealed import is_order_file
 from ..twins import SETTINGS, TWINS, Twin
 from ..wires import Wire, as_wire, wire_info
@@ -54,8 +68,9 @@ class Reduction:
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or".
     - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
-      blocks as there are members and starts block b at member b. "exact" rounds the exact sum of
-      all members once, to the same bits in every order. "fixed" adds integers, as switches do:
+      blocks as there are members and starts block b at member b. "kahan" and "neumaier" are linear,
+      and keep what each addition loses, in the accumulator's format. "exact" rounds the exact sum
+      of all members once, to the same bits in every order. "fixed" adds integers, as switches do:
       multiples of a unit that members have in common. "engine" leaves the sum over the
       instances of a World to the engine between them (see `like`). The name of a twin is the order
       of a real engine's all-reduce, and a `fallback.schedules.Schedule` any other one.
@@ -78,9 +93,9 @@ class Reduction:
     Reductions are immutable, hashable and compare by value; `str` gives a text, from which
     `as_reduction` makes an equal one. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
-    order, and for accumulators there of more than 50 fraction bits, or, rounded to stochastically,
-    more than 19; for a wire or groups beside another `op` than "sum"; and for a wire at hops of
-    "exact" order.
+    and compensated orders, and for stochastic rounding in the latter; for accumulators of more than
+    50 fraction bits in "exact" order, or, rounded to stochastically, more than 19; for a wire or
+    groups beside another `op` than "sum"; and for a wire at hops of "exact" and compensated orders.
 
     >>> Reduction(order="ring", accumulate="float16")
     Reduction(op='sum', order='ring', accumulate='float16')
@@ -88,7 +103,8 @@ class Reduction:
     Traceback (most recent call last):
     ...
     ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'exact',
-    'fixed', 'engine', the name of a twin (Reduction.twins() lists them), or a Schedule
+    'fixed', 'kahan', 'neumaier', 'engine', the name of a twin (Reduction.twins() lists them), or a
+    Schedule
     """
 
     op: str = "sum"
@@ -102,6 +118,7 @@ class Reduction:
     divide: str = "result"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rounding", rounding_name(self.rounding))
         for name, choices in _CHOICES.items():
             given = getattr(self, name)
             if not isinstance(given, str) or given not in choices:
@@ -130,6 +147,9 @@ class Reduction:
             check_exact(self.op, kernel_format(self.accumulate), self.rounding)
         if self.order == FIXED:
             check_fixed(self.op, kernel_format(self.accumulate), self.rounding)
+        if self.order in COMPENSATED:
+            accumulator = kernel_format(self.accumulate)
+            check_compensated(self.op, self.order, accumulator, self.rounding)
         object.__setattr__(self, "seed", check_word("seed", self.seed))
         object.__setattr__(self, "wire", _wire(self.wire))
         if self.across is not None:
@@ -361,17 +381,21 @@ def _is_format(given: Any) -> bool:
 def _accumulator(given: DTypeLike | FormatLike | None) -> np.dtype[Any] | Format | None:
     if _is_format(given):
         given = cast(Format, text.format_of(cast(str, given), {}))
+    try:
+        given = format_name(given)
+    except ValueError as error:
+        raise ValueError(f"accumulate={given!r}: {error}") from None
     general = as_format(given)
     if given is None or general is not None:
         return general
     try:
         dtype = np.dtype(cast(DTypeLike, given))
-    except TypeError:
-        raise TypeError(f"accumulate={given!r}: expected a dtype, a Format or None") from None
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses texts
+        raise TypeError(f"accumulate={given!r:.80}: expected a dtype, a Format or None") from None
     try:
         kind = kind_of(dtype)
     except TypeError as error:
-        raise TypeError(f"accumulate={given!r}: {error}") from None
+        raise TypeError(f"accumulate={given!r:.80}: {error!s:.200}") from None
     if kind == "bool":
         raise TypeError("accumulate=bool: expected a dtype that adds, such as int32 or float32")
     return dtype

@@ -4,6 +4,7 @@
     level   = [NAME] (KEY "=" VALUE)*          words between blanks
     FORMAT  = a dtype | "eEmM" ("+" FIELD "=" VALUE)*
     WIRE    = FORMAT [":" SCALE [":" BLOCK]] [":stochastic"] ["@" AT] | "mx:" FORMAT [":" SCALE] ...
+              | "nvfp4" ...
 
 The name is an order's, a twin's (`NAMES` has them, and a name means one thing), or that of a file
 of `gpusim reveal`, which ends with .json. A twin that is more than an order sets fields too; keys
@@ -21,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from gpusim.fallback.formats import KINDS
-from gpusim.fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.orders import COMPENSATED, EXACT, FIXED, ORDERS
 from gpusim.fallback.schedules import Loops, Schedule, Walk
+from gpusim.fallback.wires import NVFP4
 
-from ..formats import Format
+from ..formats import NAMED_FORMATS, ROUNDINGS, Format, format_name, rounding_name
 from ..revealed import is_order_file
 from ..twins import SETTINGS, TWINS, nccl_ring
 from ..wires import NAMED, Wire
@@ -46,7 +48,7 @@ __all__ = [
     "wire_text",
 ]
 
-ORDER_NAMES = (*ORDERS, EXACT, FIXED, "engine")
+ORDER_NAMES = (*ORDERS, EXACT, FIXED, *COMPENSATED, "engine")
 """The orders of the contract, and "engine", which leaves sums to the engine of a World."""
 
 NAMES = (*ORDER_NAMES, *TWINS, *SETTINGS)
@@ -64,11 +66,16 @@ _FLAGS = (
     *("is_signed", "is_twos_complement"),
 )
 _FORMAT_FIELDS = ("bias", "high_nans", *_FLAGS)
-_SCALES = ("amax", "floor", "ceil", "even")
+_SCALES = ("amax", "floor", "ceil", "even", NVFP4)
+_NUMBER = r"[0-9]{1,40}(\.[0-9]{1,40})?(e[+-]?[0-9]{1,3})?"
 _WIRE = (
-    "expected FORMAT, FORMAT:SCALE, FORMAT:SCALE:BLOCK or mx:FORMAT, then perhaps :stochastic, and "
-    "@hops, @ends, @members or @result"
+    "expected FORMAT, FORMAT:SCALE, FORMAT:SCALE:BLOCK, mx:FORMAT or nvfp4, then perhaps "
+    ":stochastic, and @hops, @ends, @members or @result"
 )
+
+
+LONGEST = 8192
+"""Characters of a text, which may name a file of an order."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -168,7 +175,11 @@ def wire_text(wire: Wire) -> str:
     >>> wire_text(Wire("int8", scale="amax", block=64, at="ends"))
     'int8:amax:64@ends'
     """
-    parts = [format_text(wire.format), wire.scale, wire.block]
+    parts: list[Any] = [format_text(wire.format), wire.scale, wire.block]
+    if wire.is_nvfp4:
+        parts = [NVFP4]
+    elif isinstance(wire.scale, float):
+        parts[1] = np.float32(wire.scale)  # whose text is short, and means the same
     shown = [str(part) for part in parts if part is not None]
     shown += [wire.rounding] if wire.rounding != "nearest" else []
     return ":".join(shown) + (f"@{wire.at}" if wire.at != "hops" else "")
@@ -183,6 +194,8 @@ def split_levels(text: str) -> list[list[str]]:
     **Raises**: ValueError for an empty level.
     """
     levels: list[list[str]] = [[]]
+    if len(text) > LONGEST:
+        raise ValueError(f"{len(text):,} characters: expected at most {LONGEST:,}")
     for word in text.split():
         if word == "across":
             levels.append([])
@@ -232,6 +245,8 @@ def _read(name: str, value: str) -> Any:
         return _number(name, value)
     if name == "wire":
         return None if value == "none" else wire_of(value)
+    if name == "rounding":
+        return rounding_name(value)
     if name == "accumulate":
         return None if value == "none" else format_of(value, _ACCUMULATORS)
     return value
@@ -258,6 +273,10 @@ def format_of(text: str, known: Mapping[str, Any], name: str = "accumulate") -> 
     >>> format_of("e4m3+bias=8", {})
     Format(4, 3, bias=8)
     """
+    try:
+        text = format_name(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: {error}") from None
     if text in known:
         return known[text]
     if not is_format_text(text):
@@ -309,14 +328,17 @@ def wire_of(text: str) -> Wire:
     is_mx = rest.startswith("mx:")
     name, *parts = rest.removeprefix("mx:").split(":")
     options: dict[str, Any] = {"at": at} if at_sign else {}
-    if parts and parts[-1] in ("nearest", "stochastic"):
-        options["rounding"] = parts.pop()
+    if parts and parts[-1] in ("nearest", "stochastic", *ROUNDINGS):
+        options["rounding"] = rounding_name(parts.pop())
     if len(parts) > 2 - is_mx or not all([name, *parts]) or (at_sign and not at):
         raise ValueError(f"wire={text!r}: {_WIRE}")
-    if parts and parts[0] not in _SCALES:
+    scale: Any = parts[0] if parts else None
+    if scale is not None and re.fullmatch(_NUMBER, scale):
+        scale = float(scale)
+    elif scale is not None and scale not in _SCALES:
         raise ValueError(
             f"wire={text!r}: wire scale={parts[0]!r}: expected one of "
-            f"{', '.join(map(repr, _SCALES))}{nearest(parts[0], _SCALES)}"
+            f"{', '.join(map(repr, _SCALES))}, or a number{nearest(parts[0], _SCALES)}"
         )
     if len(parts) == 2:
         options["block"] = int(parts[1]) if re.fullmatch("[0-9]{1,18}", parts[1]) else parts[1]
@@ -324,7 +346,7 @@ def wire_of(text: str) -> Wire:
         if is_mx:
             return Wire.mx(name, *parts[:1], **options)
         form = format_of(name, _WIRE_FORMATS, "format")
-        return Wire(form, *parts[:1], **options)
+        return Wire(form, scale, **options)
     except ValueError as error:
         raise ValueError(f"wire={text!r}: {error}") from None
 
@@ -341,14 +363,17 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in known:
             raise ValueError(
-                f"{name!r}: expected one of the fields {', '.join((*KEYS, 'across'))}"
+                f"{name!r:.80}: expected one of the fields {', '.join((*KEYS, 'across'))}"
                 f"{nearest(str(name), known)}"
             )
+        value = given[name]
+        if isinstance(value, str) and len(value) > LONGEST >> (3 * (name != "order")):
+            raise ValueError(f"{name}={value[:40]!r}...: a text of {len(value):,} characters")
     others = dict(given)
     order = others.pop("order", "linear")
     if not isinstance(order, str):
         if not isinstance(order, Schedule):
-            raise TypeError(f"order={order!r}: expected a name, or a Schedule")
+            raise TypeError(f"order={order!r:.80}: expected a name, or a Schedule")
         return {"order": order, **_without_parameters(others, "a Schedule")}
     if order == UNNAMED:
         raise ValueError(
@@ -394,8 +419,11 @@ def _set_by(name: str) -> dict[str, str]:
     return _DEFAULTS | {key: _value(key, value) for key, value in SETTINGS[name].fields}
 
 
-_ACCUMULATORS = {dtype.name: dtype for dtype, kind in KINDS.items() if kind != "bool"}
+_ACCUMULATORS: dict[str, Any] = {
+    **{dtype.name: dtype for dtype, kind in KINDS.items() if kind != "bool"},
+    **NAMED_FORMATS,
+}
 _WIRE_FORMATS: dict[str, Any] = {
     **{dtype.name: dtype for dtype, kind in KINDS.items() if kind == "float"},
-    **{name: name for name in NAMED},
+    **{name: name for name in (*NAMED, NVFP4)},
 }

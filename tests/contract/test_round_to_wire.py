@@ -63,8 +63,8 @@ def test_what_is_refused_is_not_among_what_is_expected() -> None:
         (f"wire: float8_e4m3 given, {known}, a Format, or one of", lambda: Wire("float8_e4m3")),
         (f"wire: int16 given, {known}, a Format", lambda: Wire("int16")),
         (
-            f"dtype: float6_e2m3fn given, {known}, or a Format",
-            lambda: gpusim.round_to(np.ones(2), "float6_e2m3fn"),
+            f"dtype: float8_e4m3 given, {known}, or a Format",
+            lambda: gpusim.round_to(np.ones(2), "float8_e4m3"),
         ),
         (f"x: int8 given, {known}", lambda: gpusim.round_to(np.ones(2, "int8"), "float16")),
     ):

@@ -50,7 +50,7 @@ def numbered(tree: SumTree, members: int) -> list[tuple[int, int]]:
     collect(tree.nested)
     inner.sort(key=lambda node: (height(node), lowest(node)))
     place = {id(node): members + k for k, node in enumerate(inner)}
-    return [tuple(place.get(id(c), c) for c in node) for node in inner]  # type: ignore[misc]
+    return [tuple(place.get(id(c), c) for c in node) for node in inner]
 
 
 @st.composite
@@ -81,14 +81,14 @@ def additions_of(trees: Trees, members: int) -> Any:
     def of(i: int) -> list[tuple[int, int]]:
         (tree,) = (tree for a, b, tree in trees.ranges if a <= i < b)
         if named and isinstance(compiled, ReductionGraph):
-            return list(compiled.additions)  # type: ignore[arg-type]
+            return list(compiled.additions)
         if isinstance(compiled, GraphSchedule):
             (graph,) = (
                 compiled.graphs[k]
                 for (a, b), k in zip(pairwise(compiled.edges), compiled.starts, strict=True)
                 if a <= i < b
             )
-            return list(graph.additions)  # type: ignore[arg-type]
+            return list(graph.additions)
         return numbered(tree, members)
 
     return of
@@ -145,7 +145,7 @@ def test_large_values_are_folded_by_every_kernel(members: int, rounding: str, dt
     for first, end in ((0, 1), (17, 99), (99, 5003), (150, 150)):
         part = on_every_set(lambda a=first, b=end: fold(x[..., a:b], window=(a, 5003), **options))
         assert part.tobytes() == whole[:, first:end].tobytes()
-    additions = additions_of(order.cases[0].fold, members)  # type: ignore[arg-type]
+    additions = additions_of(order.cases[0].fold, members)
     if rounding == "nearest" and dtype is np.float32:
         for i in random.integers(0, 5003, size=40).tolist():
             nodes = list(x[:, 0, i])

@@ -105,7 +105,7 @@ def check(values: np.ndarray, how: Reduction, **rest: Any) -> None:
 @st.composite
 def wires(draw: st.DrawFn, orders: Any = None) -> Any:
     """A wire, or none; at hops only where an order has them."""
-    hops = ["hops"] * (0 if orders in ("exact", "fixed") else 4)
+    hops = ["hops"] * (0 if orders in ("exact", "fixed", "kahan", "neumaier") else 4)
     at = draw(st.sampled_from(["ends", "members", "result", *hops]))
     rounding = draw(st.sampled_from(["nearest", "nearest", "stochastic"]))
     kind = draw(st.integers(0, 9))
@@ -113,7 +113,12 @@ def wires(draw: st.DrawFn, orders: Any = None) -> Any:
         return None
     if kind < 4:
         return Wire(draw(st.sampled_from([*FORMATS, *WIDE])), rounding=rounding, at=at)
-    scale = draw(st.sampled_from(["amax", "floor", "ceil", "even"]))
+    scale = draw(st.sampled_from(["amax", "floor", "ceil", "even", "nvfp4", "given"]))
+    if scale == "nvfp4":
+        return Wire("nvfp4", block=draw(st.sampled_from([1, 2, 3, 16])), rounding=rounding, at=at)
+    if scale == "given":
+        given = draw(st.sampled_from([1.0, 0.3, 2.0**-149, 2.0**100, 0.004]))
+        return Wire(draw(st.sampled_from(FORMATS)), given, rounding=rounding, at=at)
     block = draw(st.sampled_from([None, "row", 1, 2, 3, 4, 7, 32]))
     return Wire(draw(st.sampled_from(FORMATS)), scale, block, rounding, at)
 
@@ -121,11 +126,13 @@ def wires(draw: st.DrawFn, orders: Any = None) -> Any:
 @st.composite
 def reductions(draw: st.DrawFn, depth: int = 0, outer: bool = True) -> Reduction:
     """Sums of up to `depth` levels below the last one."""
-    order = draw(st.sampled_from([*ORDERS, "exact", "fixed"]))
+    order = draw(st.sampled_from([*ORDERS, "exact", "fixed", "kahan", "neumaier"]))
     rounding = draw(st.sampled_from(["nearest", "nearest", "stochastic"]))
     accumulate = draw(st.none() | st.sampled_from(ACCUMULATORS))
     if order == "fixed":
         rounding, accumulate = "nearest", draw(st.sampled_from([None, "int8", "int16", "int32"]))
+    if order in ("kahan", "neumaier"):
+        rounding = "nearest"
     return Reduction(
         order=order,
         accumulate=accumulate,

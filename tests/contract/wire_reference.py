@@ -19,6 +19,7 @@ import numpy as np
 
 import gpusim
 from gpusim.fallback import schedules
+from tests.contract.compensated_reference import compensated
 from tests.oracles.reference_fold import (
     FLOATS,
     NAN,
@@ -35,7 +36,7 @@ from tests.oracles.reference_fold import (
 )
 
 HALF = Fraction(1, 2)
-INFINITE, ZERO = "inf", Fraction(0)
+INFINITE, ZERO, ONE = "inf", Fraction(0), Fraction(1)
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,11 @@ def send(
     values = values_of(wire.format)
     if wire.scale is None:
         return [round_to(x, values, lanes(i)) for i, x in enumerate(message)]
+    if isinstance(wire.scale, float):
+        given = Fraction(wire.scale)
+        return [scaled(x, given, values, computing, lanes(i)) for i, x in enumerate(message)]
+    if wire.scale == "nvfp4":
+        return send_in_two_levels(message, int(wire.block), values, computing, lanes)
     arrived: list[Number] = []
     while len(arrived) < len(message):
         first = last = len(arrived)
@@ -194,6 +200,61 @@ def send(
             last += 1
         block = [(x, lanes(i)) for i, x in enumerate(message[first:last], first)]
         arrived += send_block(block, wire.scale, values, computing)
+    return arrived
+
+
+def scaled(
+    x: Number,
+    scale: Fraction,
+    values: Values,
+    computing: Values,
+    u: int | None,
+    unit: Fraction = ONE,
+) -> Number:
+    """An element that is divided by the scale in its unit, rounded, and multiplied again."""
+    if not x.finite:
+        whole = round_to(x, values, saturate=True)
+    else:
+        by = round_to(Number(False, scale * unit), computing).magnitude
+        quotient = round_to(Number(x.negative, x.magnitude / by if by else ZERO), computing)
+        whole = round_to(quotient, values, u, saturate=True)
+    if whole.magnitude == "nan":
+        return NAN
+    back = round_to(Number(whole.negative, whole.magnitude * scale), computing)
+    if not back.finite:
+        return back
+    return round_to(Number(back.negative, back.magnitude * unit), computing)
+
+
+def send_in_two_levels(
+    message: Sequence[Number],
+    size: int,
+    values: Values,
+    computing: Values,
+    lanes: Callable[[int], int | None],
+) -> list[Number]:
+    """NVFP4: blocks of `size` elements have scales in float8_e4m3fn, in the message's unit."""
+
+    def in_c(magnitude: Fraction) -> Fraction:
+        rounded = round_to(Number(False, magnitude), computing).magnitude
+        assert isinstance(rounded, Fraction)
+        return rounded
+
+    if not message or not all(x.finite for x in message):
+        return [NAN] * len(message)
+    eight = DTYPES["float8_e4m3fn"]
+    amax = max(x.magnitude for x in message)
+    unit = round_to(Number(False, in_c(amax / (6 * 448))), FLOAT32).magnitude
+    if unit == INFINITE:
+        return [NAN] * len(message)
+    unit, arrived = max(unit, two(-149)), []
+    for first in range(0, len(message), size):
+        block = message[first : first + size]
+        largest = in_c(in_c(max(x.magnitude for x in block) / 6) / unit)
+        scale = round_to(Number(False, largest), eight, saturate=True).magnitude
+        arrived += [
+            scaled(x, scale, values, computing, lanes(i), unit) for i, x in enumerate(block, first)
+        ]
     return arrived
 
 
@@ -384,6 +445,8 @@ def plan(
         "linear": schedules.Walk(),
         "exact": schedules.Walk(),
         "fixed": schedules.Walk(),
+        "kahan": schedules.Walk(),
+        "neumaier": schedules.Walk(),
         "reverse": schedules.Walk(start=-1, step=-1),
         "tree": schedules.Tree(),
         "ring": schedules.Walk(cut=schedules.Balanced()),
@@ -584,6 +647,12 @@ class Fold:
             return [self.rounded(x, self.accumulator, 1, i) for i, x in enumerate(total)]
         if self.how.schedule == "fixed":
             return fixed_sum(members, str(self.how.accumulate or "int32"))
+        if self.how.order in ("kahan", "neumaier"):
+            order, values = str(self.how.order), self.accumulator.values
+            columns = zip(*members, strict=True)
+            return [
+                compensated(order, x, lambda x: round_to(self.in_c(x), values)) for x in columns
+            ]
         hops = self.wire is not None and self.wire.at == "hops"
         result: list[Number] = list(members[0])
         for message in sorted(set(messages)):

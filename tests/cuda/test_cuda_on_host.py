@@ -80,8 +80,9 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     }
     if dtype not in INTS and not options["op"].startswith("logical"):
         options["divisor"] = draw(st.none() | st.integers(1, 300))
-    exact = ["exact"] * (options["op"] != "prod")
-    options["order"] = draw(st.sampled_from([*ORDERS, *exact]))
+    others = ["exact"] * (options["op"] != "prod")
+    others += ["kahan", "neumaier"] * (options["op"] != "prod" and options["rounding"] == "nearest")
+    options["order"] = draw(st.sampled_from([*ORDERS, *others]))
     shape = cut_somewhere(draw, options, shape, members)
     place_somewhere(draw, options, shape)
     seed = draw(st.integers(0, 2**30))
@@ -137,6 +138,22 @@ def test_every_instance_of_exact_sums_runs_and_has_the_bits() -> None:
                 check(x, device, order="exact", **how)
                 check(x, device, order="exact", divisor=7, out_dtype=np.float32, **how)
     assert {launch.kernel for launch in device.launches} == set(every)
+
+
+@pytest.mark.parametrize("order", ["kahan", "neumaier"])
+def test_every_instance_of_compensated_sums_runs_and_has_the_bits(order: str) -> None:
+    device = HostDevice()
+    accumulators = (None, np.float16, "bfloat16", np.float32, np.float64, NO_FRACTION, E3M2)
+    for dtype, members, accumulate in product(REALS, (1, 2, 9), accumulators):
+        x = numbers(members, (members, 83), dtype)
+        how = {"order": order, "accumulate": accumulate}
+        check(x, device, **how)
+        check(list(x), device, divisor=7, out_dtype=np.float32, **how)
+        check(np.repeat(x, 2, axis=1)[:, ::2], device, window=(3, 99), **how)
+    for dtype in COMPLEXES:
+        check(numbers(1, (5, 30), dtype), device, order=order)
+    launched = {launch.kernel for launch in device.launches}
+    assert launched >= set(templates.units()["compensated"])
 
 
 @pytest.mark.parametrize("name", SUMS)

@@ -69,9 +69,9 @@ def case_of(seed: int) -> Case:
 
 
 def _reduction(pick: Any, seed: int) -> Reduction:
-    order = pick([*ORDERS, *ORDERS, "exact", "fixed"])
+    order = pick([*ORDERS, *ORDERS, "exact", "fixed", "kahan", "neumaier"])
     at = pick(["hops", "hops", "ends", "members", "result"])
-    if at == "hops" and order in ("exact", "fixed"):
+    if at == "hops" and order in ("exact", "fixed", "kahan", "neumaier"):
         at = "ends"
     fmt = pick([*FORMATS, *WIDE, "bfloat16", "float8_e4m3fn", "int8"])
     scale = None if fmt in WIDE else pick([None, "amax", "floor", "ceil", "even"])
@@ -80,6 +80,8 @@ def _reduction(pick: Any, seed: int) -> Reduction:
     accumulate, rounding = pick([None, None, *ACCUMULATORS]), pick(["nearest", "stochastic"])
     if order == "fixed":
         accumulate, rounding = pick([None, "int8", "int16", "int32"]), "nearest"
+    if order in ("kahan", "neumaier"):
+        rounding = "nearest"
     how = Reduction(
         order=order,
         accumulate=accumulate,

@@ -153,6 +153,7 @@ def test_what_is_more_than_one_launch() -> None:
         (Reduction(order="exact", wire=ends), 3),
         (Reduction(order="exact", wire=dataclasses.replace(ends, at="members")), 2),
         (Reduction(order="fixed", wire=ends), 3),
+        (Reduction(order="kahan", wire=ends), 3),
         (Reduction(order="fixed"), 1),
         (Reduction(wire=dataclasses.replace(ends, at="result")), 2),
         (Reduction(wire=hops, groups_of=4, across=Reduction(wire=hops)), 4),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpusim.fallback import partial_dtype
+from gpusim.fallback.orders import COMPENSATED, EXACT
 from gpusim.fallback.schedules import Order
 
 from ...libraries import call_on_bits
@@ -126,7 +127,8 @@ class DistributedFold:
 def flat(job: DistributedFold, array: Array) -> Array:
     """(batch entries, elements) if elements are distinguished by their index; else (1, all)."""
     # Orders that may cut a value into blocks do so in each entry.
-    apart = job.stochastic or job.order not in ("linear", "reverse", "tree", "exact")
+    alike = ("linear", "reverse", "tree", *COMPENSATED, EXACT)
+    apart = job.stochastic or job.order not in alike
     entries = math.prod(array.shape[: job.batch_ndim]) if apart else 1
     rows: Array = call_on_bits(np.reshape, array, (entries, -1 if array.size else 0))
     return rows
