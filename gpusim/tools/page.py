@@ -28,7 +28,8 @@ PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem;
        margin: 2rem auto; padding: 0 1rem; }}
-p {{ max-width: 48rem; }} h1 {{ font-size: 1.5rem; }}
+p {{ max-width: 48rem; }} .run {{ margin: .3rem 0; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.5rem; }}
 h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
 img {{ width: 100%; max-width: 48rem; height: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
@@ -47,7 +48,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padd
   footer {{ color: #aaa; }} }}
 @media print {{ body {{ max-width: none; margin: 0; font-size: 11px; }}
   .wide {{ overflow-x: visible; }} th, td {{ padding: .1rem .25rem; }} table {{ font-size: 8px; }}
-  tr, img, h2 {{ break-inside: avoid; }} h2 {{ break-after: avoid; }} }}
+  tr, img, h2, .run {{ break-inside: avoid; }} h2 {{ break-after: avoid; }} }}
 </style>
 </head>
 <body>

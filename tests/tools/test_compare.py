@@ -24,7 +24,8 @@ from gpusim.recording import RecordedGroup
 from gpusim.recording.torch_hook import TorchRecording
 from gpusim.tools.cli import main
 from gpusim.tools.compare import report
-from gpusim.tools.compare.comparing import Comparison, compare, describe
+from gpusim.tools.compare.comparing import Comparison, compare
+from gpusim.tools.compare.pairing import describe
 from gpusim.tools.compare.replaying import replay
 from gpusim.tools.compare.report import sentences
 from gpusim.tools.compare.runs import Call, Run, read
@@ -159,20 +160,34 @@ def check(found: Comparison, pair: Planted) -> None:
         assert verdict.ranks == pair.ranks
         assert verdict.difference is not None
         assert verdict.difference.differing > 0
-    if pair.kind == "operands":
-        assert verdict.before_a is not None
-        assert verdict.before_b is not None
-        for run, near, call in (
-            (found.a, verdict.before_a, verdict.a),
-            (found.b, verdict.before_b, verdict.b),
-        ):
-            assert call is not None
-            assert (near.rank, near.sequence) == (call.rank, call.sequence - 1)
-            assert near in [event.calls.get(near.rank) for event in run.events]
+    check_interval(found, pair)
     if pair.folds is not None:
         for name, expected in zip("ab", pair.folds, strict=True):
             assert expected in (verdict.folds[name] or []), (name, verdict.folds[name])
             assert expected not in (verdict.folds["b" if name == "a" else "a"] or [])
+
+
+def check_interval(found: Comparison, pair: Planted) -> None:
+    """The interval ends at the planted call, and begins at an equal call of the same place."""
+    assert found.verdict is not None
+    interval = found.verdict.interval
+    for name, run in (("a", found.a), ("b", found.b)):
+        if name in interval.until:
+            assert interval.until[name] is call_at(run, pair)
+    if pair.kind == "collective":
+        assert interval.kind == "call"
+    elif interval.kind == "turn":
+        for run, near, call in (
+            (found.a, interval.after["a"], interval.until["a"]),
+            (found.b, interval.after["b"], interval.until["b"]),
+        ):
+            assert near.rank == call.rank
+            assert near.sequence < call.sequence
+            assert near.site == call.site
+            assert near in [event.calls.get(near.rank) for event in run.events]
+    else:
+        assert interval.kind == "until"
+        assert interval.after == {}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -326,7 +341,8 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
     ]
     assert [int(line[0]) for line in lines] == list(range(2, len(found.rows)))
     seen = 0
-    for number, operation, place, operands, results, elements, largest, median, norm in lines:
+    for number, operation, place, operands, results, kind, elements, *figures in lines:
+        largest, median, norm = figures
         row = found.rows[int(number)]
         call = a.events[int(number)].first
         assert operation == describe(call)
@@ -338,19 +354,24 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
             )
             assert text == (f"{unequal} ranks differ" if unequal else "equal")  # never 1 here
         assert bool(elements) == (results != "equal")
+        assert kind == ("" if row.kind == "equal" else row.kind)
         if elements:
             size, differing, most, ratio = expected_figures(a, b, row)
             assert elements == f"{differing:,} / {size:,}"
-            assert largest == f"{most:,}"
             assert norm == f"{ratio:.2g}"
-            assert 1 <= float(median.replace(",", "")) <= most
+            assert bool(largest) == bool(median) == (row.kind == "rounding")
+            if largest:
+                assert largest == f"{most:,}"
+                assert 1 <= float(median.replace(",", "")) <= most
             seen += 1
     assert seen > 4
     first = next(row for row in found.rows if row.difference is not None)
     size, differing, most, ratio = expected_figures(a, b, first)
     assert f"{differing:,} of {size:,} elements of the results differ, by at most {most:,}" in page
     assert re.search(r'src="(?!data:)|href=|url\(', page) is None  # nothing is loaded
-    assert [str(run.path) in tables[1] for run in (a, b)] == [True, True]
+    runs = re.findall(r'<p class="run">(.*?)</p>', page)
+    assert all(html.escape(str(r.path)) in line for r, line in zip((a, b), runs, strict=True))
+    assert page.index(runs[1]) < page.index("The cause is")  # who they are comes first
     with report.drawn(found) as figure:
         marks = {line.get_label(): line for line in figure.axes[0].get_lines()}
         drawn = {(int(x), float(y)) for x, y in zip(*marks["differs"].get_data(), strict=True)}
@@ -464,7 +485,7 @@ def test_invariant_fails_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["invariant", "--ranks", "1,2", str(gone)]) == 2
     assert capsys.readouterr().err == f"gpusim invariant: {gone}: there is no such file\n"
     assert main(["invariant", "--ranks", "1,2", str(broken)]) == 2
-    assert "gpusim invariant: the script failed on 1 ranks" in capsys.readouterr().err
+    assert "gpusim invariant: the script failed on 1 rank" in capsys.readouterr().err
 
 
 def test_without_torch_it_is_said_in_one_line(rings: tuple[Path, Path], tmp_path: Path) -> None:
@@ -475,8 +496,8 @@ def test_without_torch_it_is_said_in_one_line(rings: tuple[Path, Path], tmp_path
     script = tmp_path / "train.py"
     script.write_text("print('runs')")
     for code, needs, words in (
-        (1, "gpusim.torch needs", ["torchrun", str(script)]),
-        (2, "gpusim invariant needs", ["invariant", str(script)]),
+        (2, "simulated ranks need", ["torchrun", str(script)]),
+        (2, "simulated ranks need", ["invariant", str(script)]),
         (2, "gpusim.torch needs", ["compare", "--replay", str(rings[0]), "--reduction", "tree"]),
     ):
         command = [sys.executable, "-c", program, *words]

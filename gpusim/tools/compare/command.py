@@ -29,6 +29,7 @@ from gpusim.tools.options import (
     check_outputs,
     counts,
 )
+from gpusim.words import count
 
 __all__ = ["add"]
 
@@ -121,7 +122,7 @@ def run_invariant(options: argparse.Namespace) -> int:
     from gpusim.tools.compare.comparing import compare
     from gpusim.tools.compare.runs import read
 
-    require("gpusim invariant needs", "torch")
+    require("simulated ranks need", "torch")
     record: Path | None = options.record
     if record is not None:
         if record.suffix == ".jsonl":
@@ -134,7 +135,7 @@ def run_invariant(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"ranks-{ranks}" for ranks in options.ranks]
         for ranks, path in zip(options.ranks, paths, strict=True):
-            print(f"running on {ranks} ranks ...", file=sys.stderr)
+            print(f"running on {count(ranks, 'rank')} ...", file=sys.stderr)
             done = subprocess.run(
                 command_of(options, ranks, path),
                 stdout=subprocess.PIPE,
@@ -144,13 +145,13 @@ def run_invariant(options: argparse.Namespace) -> int:
             )
             if done.returncode:
                 print(done.stdout, file=sys.stderr)
-                raise ValueError(f"the script failed on {ranks} ranks")
+                raise ValueError(f"the script failed on {count(ranks, 'rank')}")
         first, *others = [read(path) for path in paths]
         comparisons = [compare(first, other) for other in others]
         if options.json:
             print(json.dumps([comparison.record() for comparison in comparisons], indent=1))
         for comparison in comparisons if not options.json else ():
-            print(f"{first.ranks} and {comparison.b.ranks} ranks")
+            print(f"{first.ranks} and {count(comparison.b.ranks, 'rank')}")
             for sentence in report.sentences(comparison):
                 print(f"  {sentence}")
     return 0 if all(comparison.verdict is None for comparison in comparisons) else 1

@@ -25,6 +25,7 @@ class Difference:
     - `max_ulp`, `median_ulp`: of the floating-point elements that differ: how many values of the
       dtype lie between the two, and one more. None without such elements; NaN is left out.
     - `relative_norm`: the 2-norm of b - a divided by that of a, over finite elements.
+    - `not_finite`: how many are NaN or infinite in one of both alone.
     """
 
     elements: int
@@ -32,6 +33,7 @@ class Difference:
     max_ulp: int | None
     median_ulp: float | None
     relative_norm: float
+    not_finite: int = 0
 
 
 def difference(a: Sequence[Array], b: Sequence[Array]) -> Difference:
@@ -43,7 +45,7 @@ def difference(a: Sequence[Array], b: Sequence[Array]) -> Difference:
     >>> found.differing, found.max_ulp, found.median_ulp
     (1, 1, 1.0)
     """
-    elements = differing = 0
+    elements = differing = alone = 0
     ulps: list[Array] = []
     squares = [0.0, 0.0]
     for one, other in zip(a, b, strict=True):
@@ -62,6 +64,7 @@ def difference(a: Sequence[Array], b: Sequence[Array]) -> Difference:
         with np.errstate(invalid="ignore", over="ignore"):
             p, q = x.astype(wide), y.astype(wide)
             finite = np.isfinite(p) & np.isfinite(q)
+            alone += int(np.count_nonzero(np.isfinite(p) != np.isfinite(q)))
             squares[0] += float(np.sum(np.abs(q[finite] - p[finite]) ** 2))
             squares[1] += float(np.sum(np.abs(p[finite]) ** 2))
     apart = np.concatenate(ulps) if ulps else np.zeros(0, np.uint64)
@@ -73,6 +76,7 @@ def difference(a: Sequence[Array], b: Sequence[Array]) -> Difference:
         int(apart.max()) if apart.size else None,
         float(np.median(apart)) if apart.size else None,
         ratio,
+        alone,
     )
 
 

@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpusim.reduction import Reduction, ReductionLike, as_reduction
-from gpusim.tools.compare.comparing import (
-    Comparison,
-    Row,
-    Verdict,
-    describe,
-    in_lists,
-    reduced,
-)
+from gpusim.tools.compare.causes import Cause
+from gpusim.tools.compare.chains import Interval
+from gpusim.tools.compare.comparing import Comparison, Verdict
 from gpusim.tools.compare.difference import difference
+from gpusim.tools.compare.folds import in_lists, reduced
+from gpusim.tools.compare.pairing import describe
+from gpusim.tools.compare.rows import Row
 from gpusim.tools.compare.runs import Event, Run
 
 __all__ = ["replay"]
@@ -51,12 +49,15 @@ def replay(run: Run, reduction: ReductionLike) -> Comparison:
             0,
             len(event.ranks) * bool(found.differing),
             found if found.differing else None,
+            "rounding" if found.differing else "equal",
         )
         rows.append(row)
         if found.differing and verdict is None:
             reductions = {"a": first.reduction, "b": str(chosen)}
             verdict = Verdict(
                 "collective",
+                Interval("call", {"a": first, "b": first}, {}),
+                Cause("rounding", "proven", about={"where": "collective"}),
                 first,
                 first,
                 ranks=event.ranks,

@@ -1,8 +1,7 @@
-"""A comparison in words, as a table, as a picture and as a page."""
+"""A comparison as a table, as a picture and as a page."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpusim import figures
-from gpusim.tools.compare.comparing import Comparison, Row, Verdict, describe
-from gpusim.tools.compare.difference import Difference
-from gpusim.tools.compare.runs import Call
+from gpusim.tools.compare.comparing import Comparison
+from gpusim.tools.compare.rows import Row
+from gpusim.tools.compare.words import sentences, shorten
 from gpusim.tools.page import html_table, image, write_page
 from gpusim.tools.tables import Cells, print_table
+from gpusim.words import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,146 +25,26 @@ __all__ = ["cells", "drawn", "print_text", "sentences", "write"]
 
 SHOWN, ON_PAGE = 20, 300
 """Rows of the table on a terminal, and on a page."""
-NAMED = 4
-"""Folds that are named."""
 HEADINGS = [
     "call",
     "operation",
     "place",
     "operands",
     "results",
+    "difference",
     "elements",
     "max ulp",
     "median ulp",
     "norm",
 ]
-TEXT = HEADINGS[1:5]
+TEXT = HEADINGS[1:6]
 
-WORDS = {
-    "dtypes": "dtypes",
-    "shapes": "shapes",
-    "splits": "split sizes",
-    "buckets": "the cut of the same elements into calls",
-    "op": "the operator",
-    "operation": "the operation",
-    "group": "the group",
-}
-GROWTH = """The difference of the results, call by call: how many elements differ in their bits,
-by how many units in the last place (ulp), and the 2-norm of the difference divided by that of a.
-NaN is in no ulp. Numbers of ranks stand under operands and results where these differ."""
-
-
-def place(call: Call) -> str:
-    """Where a call is: train.py:7 (call 3 of rank 0)."""
-    return f"{shorten(call.site)} (call {call.sequence} of rank {call.rank})"
-
-
-def shorten(site: str) -> str:
-    """A call site relative to the current folder."""
-    return site.removeprefix(os.getcwd() + os.sep)
-
-
-def sentences(comparison: Comparison) -> list[str]:
-    """The result of the comparison, in sentences; the first one is the answer."""
-    found, a, b = comparison.verdict, comparison.a, comparison.b
-    cut = [
-        f"The record of {name} has no end: its last calls may lack results."
-        for name, run in (("a", a), ("b", b))
-        if not run.ended
-    ]
-    if found is None:
-        cut += [
-            f"Run {name} ended with {run.error}" for name, run in (("a", a), ("b", b)) if run.error
-        ]
-        different = "" if a.ranks == b.ranks else f" ({a.ranks} and {b.ranks} ranks)"
-        same = sum(row.results is not None for row in comparison.rows)
-        calls = "1 call has" if same == 1 else f"{same:,} calls have"
-        return [f"The runs are equal: {calls} the same bits{different}.", *cut]
-    return [*_verdict(found, comparison), *_numbers(found), *cut]
-
-
-def _verdict(found: Verdict, comparison: Comparison) -> list[str]:
-    one, other = found.a, found.b
-    if one is None or other is None:
-        call = one or other
-        assert call is not None
-        has, lacks = ("a", "b") if other is None else ("b", "a")
-        near = found.before_b if other is None else found.before_a
-        after = f", after {describe(near)} at {place(near)}" if near is not None else ""
-        if found.kind == "end":
-            next_call = f"{describe(call)} at {place(call)}"
-            text = [f"Run {lacks} ends{after}. Run {has} goes on with {next_call}."]
-        else:
-            text = [
-                f"Run {lacks} lacks a call: {has} calls {describe(call)} at {place(call)}; "
-                f"{lacks} does not{after}."
-            ]
-        return text + ([f"A run ended with {found.error}"] if found.error else [])
-    where = f"{describe(one)} at {place(one)}"
-    if shorten(one.site) != shorten(other.site):
-        where += f"; in b at {place(other)}"
-    if found.kind == "other":
-        names = ", ".join(WORDS.get(name, f"the {name}") for name in found.differs)
-        text = [
-            f"The runs make different calls: a {describe(one)} at {place(one)}, b "
-            f"{describe(other)} at {place(other)}.",
-            f"They differ in {names}.",
-        ]
-        for name in ("send_counts", "receive_counts"):
-            sides = getattr(one, name), getattr(other, name)
-            if "splits" in found.differs and sides[0] != sides[1]:
-                what = "sends" if name == "send_counts" else "receives"
-                text.append(f"Rank {one.rank} {what} {sides[0]} elements in a, {sides[1]} in b.")
-        return text + ([f"A run ended with {found.error}"] if found.error else [])
-    ranks = _ranks(found.ranks, comparison)
-    if found.kind == "collective":
-        text = [f"The cause is {where}: its operands are equal and its results differ on {ranks}."]
-        for name in ("a", "b"):
-            text += _fold(name, found)
-        return text
-    if found.kind == "results":
-        return [f"The first results that differ are those of {where}."]
-    text = [f"The cause lies before {where}: its operands differ on {ranks}."]
-    if found.before_a is not None and found.before_b is not None:
-        text.append(
-            f"All that rank {one.rank} called before is equal. The cause lies between "
-            f"{describe(found.before_a)} at {place(found.before_a)} and this call."
-        )
-    else:
-        text.append(f"It is the first call of rank {one.rank}: the cause lies before all calls.")
-    return text
-
-
-def _ranks(ranks: Sequence[int], comparison: Comparison) -> str:
-    if len(ranks) == comparison.a.ranks:
-        return f"all {len(ranks)} ranks" if len(ranks) > 1 else "the rank"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown} of {comparison.a.ranks}"
-
-
-def _fold(name: str, found: Verdict) -> list[str]:
-    recorded = found.reductions.get(name)
-    stated = ""
-    if recorded:
-        stated = f" Its record says {recorded}."
-    names = found.folds.get(name)
-    if names is None:
-        return [f"{name}:{stated.replace('Its', 'its', 1)}"] if stated else []
-    if not names:
-        return [f"{name}: no known fold gives this result; wires and levels are not tried.{stated}"]
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return [f"{name}: added as {', '.join(names[:NAMED])}{rest}.{stated}"]
-
-
-def _numbers(found: Verdict) -> list[str]:
-    difference = found.difference
-    if difference is None:
-        return []
-    what = "operands" if found.kind == "operands" else "results"
-    text = f"{difference.differing:,} of {difference.elements:,} elements of the {what} differ"
-    if difference.max_ulp is not None:
-        text += f", by at most {difference.max_ulp:,} ulp (median {difference.median_ulp:,.4g})"
-    return [f"{text}; relative norm {difference.relative_norm:.2g}."]
+GROWTH = """The difference of the results, call by call: its kind, how many elements differ in their
+bits, by how many units in the last place (ulp), and the 2-norm of the difference divided by that of
+a. NaN is in no ulp. Numbers of ranks stand under operands and results where these differ."""
+KINDS = """Kinds: "rounding" is no more than sums of these dtypes and numbers of terms differ by;
+"factor" is a constant; "carried" has operands that differ before the call; "larger" is more than
+rounding; "other" is another call."""
 
 
 def cells(rows: Sequence[Row], shown: int) -> Cells:
@@ -186,7 +66,7 @@ def cells(rows: Sequence[Row], shown: int) -> Cells:
 
 def is_different(row: Row) -> bool:
     """Whether anything in a row differs."""
-    return row.a is None or row.b is None or bool(row.operands) or bool(row.results)
+    return row.kind not in ("equal", "unknown")
 
 
 def _cells(number: int, row: Row) -> list[str]:
@@ -197,21 +77,36 @@ def _cells(number: int, row: Row) -> list[str]:
         )
     else:
         site = row.place_a
+        alone = row.operands is None  # runs of other numbers of ranks: one result stands for all
         states = [
-            "not compared" if count is None else _differing(count) if count else "equal"
-            for count in (row.operands, row.results)
+            "not compared"
+            if ranks is None
+            else "equal"
+            if not ranks
+            else "differ"
+            if alone
+            else _differing(ranks)
+            for ranks in (row.operands, row.results)
         ]
-    return [str(number), row.operation, shorten(site), *states, *_figures(row.difference)]
+    return [str(number), row.operation, shorten(site), *states, _kind(row), *_figures(row)]
 
 
-def _differing(count: int) -> str:
-    return "1 rank differs" if count == 1 else f"{count} ranks differ"
+def _differing(ranks: int) -> str:
+    return f"{count(ranks, 'rank')} {'differs' if ranks == 1 else 'differ'}"
 
 
-def _figures(difference: Difference | None) -> list[str]:
+def _kind(row: Row) -> str:
+    if row.kind in ("equal", "unknown", "only"):
+        return ""
+    return f"factor {row.factor[1]}" if row.factor is not None else row.kind
+
+
+def _figures(row: Row) -> list[str]:
+    """Elements, ulps and norm; ulps of last bits alone, as they say nothing of others."""
+    difference = row.difference
     if difference is None:
         return [""] * 4
-    ulps = [difference.max_ulp, difference.median_ulp]
+    ulps = [difference.max_ulp, difference.median_ulp] if row.kind == "rounding" else [None, None]
     return [
         f"{difference.differing:,} / {difference.elements:,}",
         *(
@@ -292,7 +187,7 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
 def write(comparison: Comparison, path: Path) -> Path:
     """Write the page into `path`; returns it."""
     first, *rest = sentences(comparison)
-    parts = [f"<p><strong>{escape(first)}</strong></p>"]
+    parts = [_runs(comparison), f"<p><strong>{escape(first)}</strong></p>"]
     if rest:
         parts += ["<ul>", *(f"<li>{escape(sentence)}</li>" for sentence in rest), "</ul>"]
     with drawn(comparison) as figure:
@@ -301,20 +196,22 @@ def write(comparison: Comparison, path: Path) -> Path:
     if rows:
         parts += [
             "<h2>Call by call</h2>",
-            f"<p>{GROWTH}</p>",
+            f"<p>{escape(GROWTH)}</p>",
+            f"<p>{escape(KINDS)}</p>",
             html_table(HEADINGS, rows, left=TEXT[:2]),
         ]
-    parts.append("<h2>Runs</h2>")
-    runs = [
-        [
-            name,
-            str(run.path),
-            str(run.ranks),
-            f"{len(run.events):,}",
-            run.error or ("" if run.ended else "killed"),
-        ]
-        for name, run in (("a", comparison.a), ("b", comparison.b))
-    ]
-    headings = ["run", "record", "ranks", "events", "end"]
-    parts.append(html_table(headings, runs, left=["run", "record", "end"]))
     return write_page("Where two runs differ", parts, path)
+
+
+def _runs(comparison: Comparison) -> str:
+    """Who a and b are: folder, ranks, versions, and when."""
+    lines = []
+    for name, run in (("a", comparison.a), ("b", comparison.b)):
+        about = run.record()
+        parts = [count(run.ranks, "rank"), count(len(run.events), "call")]
+        parts += [f"{each} {about[each]}" for each in ("gpusim", "torch") if each in about]
+        parts += [f"written {about['written']}"] if "written" in about else []
+        parts += [run.error or ("complete" if run.ended else "killed before its end")]
+        told = escape(f"{run.path}: {', '.join(parts)}")
+        lines.append(f'<p class="run"><strong>{name}</strong> {told}</p>')
+    return "\n".join(lines)

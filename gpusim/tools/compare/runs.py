@@ -5,10 +5,13 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,20 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusim.bounded_arrays import BROKEN, Archive
 from gpusim.reduction import as_reduction
 
 __all__ = ["Call", "Event", "Run", "Traced", "read"]
 
 FORMATS = (1, 2, 3)
+ABOUT = ("gpusim", "torch", "schedule", "instances")
+"""Fields of a record's first line that say what ran."""
+TEXTS = ("group", "operation", "site", "op", "reduction")
+"""Fields of a call that are texts; the others are whole numbers."""
+MOST_RANKS = 1 << 20
+LARGEST = 1 << 48
+"""Elements of a tensor."""
+DIGEST = re.compile("[0-9a-fA-F]{8,64}")
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
 
@@ -118,28 +130,68 @@ class Run:
             try:
                 with zipfile.ZipFile(file) as archive:
                     names = archive.namelist()
-            except (OSError, zipfile.BadZipFile):  # removed, to make room
+            except OSError:  # removed, to make room
+                continue
+            except BROKEN:
                 continue
             self._files.update((name.removesuffix(".npy"), file) for name in names)
 
+    @property
+    def written(self) -> str | None:
+        """When the record was written, as files have it, in UTC; None if that is not known."""
+        files = sorted(self.path.glob("calls*.jsonl")) if self.path.is_dir() else [self.path]
+        try:
+            latest = max(file.stat().st_mtime for file in files)
+        except (OSError, ValueError):  # moved since it was read
+            return None
+        return datetime.fromtimestamp(latest, UTC).isoformat(sep=" ", timespec="seconds")
+
+    def record(self) -> dict[str, Any]:
+        """Who the run is, as JSON has it."""
+        found: dict[str, Any] = {
+            "path": str(self.path),
+            "ranks": self.ranks,
+            "events": len(self.events),
+            "ended": self.ended,
+        }
+        known = {name: self.about.get(name) for name in ABOUT}
+        known |= {"written": self.written, "error": self.error}
+        return found | {name: value for name, value in known.items() if value is not None}
+
     def array(self, traced: Traced) -> NDArray[Any] | None:
-        """The elements of a tensor, if they were kept."""
+        """The elements of a tensor, if they were kept; those of four bytes are in the digest."""
         dtype, shape, digest = traced
         file = self._files.get(digest)
         if file is None:
-            return None
+            return _small(traced)
         try:
             if self._opened is None or self._opened[0] != file:
-                self._opened = file, np.load(file, allow_pickle=False)
+                self._opened = file, Archive(file)
             raw: NDArray[Any] = self._opened[1][digest]
             return raw.view(dtype_of(dtype)).reshape(shape)
-        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}: {digest} is not {dtype}{list(shape)}: {error}") from None
 
     def arrays(self, traced: Sequence[Traced] | None) -> list[NDArray[Any]] | None:
         """The elements of several tensors; None if one was not kept."""
         found = [self.array(each) for each in traced or ()]
         return None if traced is None or any(each is None for each in found) else found  # type: ignore[return-value]
+
+
+def _small(traced: Traced) -> NDArray[Any] | None:
+    """A tensor of up to four bytes: the second half of its digest is their sum, the bytes.
+
+    >>> _small(("float32", (1,), "aca16a6a3f800000"))
+    array([1.], dtype=float32)
+    """
+    dtype, shape, digest = traced
+    size = math.prod(shape) * dtype_of(dtype).itemsize
+    if not 0 < size <= 4:
+        return None
+    raw = int(digest[8:], 16).to_bytes(4, "little")[:size]
+    if f"{zlib.crc32(raw):08x}" != digest[:8]:
+        return None
+    return np.frombuffer(raw, dtype_of(dtype)).reshape(shape)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -169,11 +221,12 @@ def read(path: Path) -> Run:
                     if line["format"] not in FORMATS:
                         raise ValueError(f"format {line['format']}, expected one of {FORMATS}")
                     if run is None:
-                        run = Run(path, int(line["ranks"]), line)
+                        run = Run(path, _ranks(line["ranks"]), line)
                     if run.ranks != line["ranks"]:
                         raise ValueError(f"{line['ranks']} ranks, others {run.ranks}; record anew")
                 elif kind == "group":
-                    ranks = groups[line["group"]] = tuple(map(int, line["ranks"]))
+                    _check_types({"group": line["group"]})
+                    ranks = groups[line["group"]] = tuple(_ranks(each) for each in line["ranks"])
                     widest = max(widest, *ranks)
                 elif kind == "call":
                     call = _call(line)
@@ -185,8 +238,8 @@ def read(path: Path) -> Run:
                     ended += 1
                     if run is not None:
                         run.error = run.error or line.get("error")
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{where}: not a line of a record: {error!r}") from None
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise ValueError(f"{where}: not a line of a record: {error!r:.300}") from None
     if run is None:
         raise ValueError(f"{files[0]}: not a record: expected a line of kind launch")
     written = run.about.get("instances", len(files))
@@ -208,7 +261,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 return  # a kill's
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 line = None
             if not isinstance(line, dict):
                 raise ValueError(f"{file}:{number}: not a line of a record: expected JSON")
@@ -223,11 +276,12 @@ def _call(line: Mapping[str, Any]) -> Call:
             fields[name] = tuple(fields[name])
     if isinstance(fields.get("reduction"), Mapping):  # of a record of format 1
         fields["reduction"] = _text_of(fields["reduction"])
+    _check_types(fields)
     return Call(
         **fields,
         operands=_traced(line["operands"]) if "operands" in line else None,
-        dtypes=tuple(line["dtypes"]),
-        shapes=tuple(map(tuple, line["shapes"])),
+        dtypes=tuple(map(str, line["dtypes"])),
+        shapes=tuple(map(_shape, line["shapes"])),
     )
 
 
@@ -240,7 +294,66 @@ def _text_of(reduction: Mapping[str, Any]) -> str:
 
 
 def _traced(given: Any) -> list[Traced]:
-    return [(str(dtype), tuple(shape), str(digest)) for dtype, shape, digest in given]
+    return [(_dtype(dtype), _shape(shape), _digest(digest)) for dtype, shape, digest in given]
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    """**Raises**: ValueError for what is no shape of a tensor."""
+    shape = tuple(given)
+    if not all(type(size) is int and 0 <= size for size in shape) or math.prod(shape) > LARGEST:
+        raise ValueError(f"shape {given!r:.60}: expected whole numbers, of a tensor")
+    return shape
+
+
+def _ranks(given: Any) -> int:
+    """A rank, or a number of ranks. **Raises**: ValueError for what cannot be one."""
+    if type(given) is not int or not 0 <= given <= MOST_RANKS:
+        raise ValueError(f"{given!r:.60}: expected a whole number of at most {MOST_RANKS:,}")
+    return given
+
+
+def _dtype(given: Any) -> str:
+    dtype_of(given)
+    return str(given)
+
+
+def _digest(given: Any) -> str:
+    if not isinstance(given, str) or not DIGEST.fullmatch(given):
+        raise ValueError(f"digest {given!r:.60}: expected hexadecimal digits")
+    return given
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    """**Raises**: ValueError for a field of a call with a value of another type than it has."""
+    for name, value in fields.items():
+        if name in ("send_counts", "receive_counts"):
+            fits = all(type(each) is int for each in value)
+        elif name in TEXTS:
+            fits = isinstance(value, str) or (value is None and name in ("op", "reduction"))
+        else:
+            fits = type(value) is int or (value is None and name not in ("rank", "sequence"))
+        if not fits:
+            raise ValueError(f"{name}={value!r:.60}: a value of another type")
+
+
+def _messages(events: Iterable[Event]) -> dict[int, Event]:
+    """The event that receives a message, by the identity of the one that sends it."""
+    ends: dict[Hashable, list[Event]] = {}
+    found: dict[int, Event] = {}
+    taken: Counter[Hashable] = Counter()
+    ordered = sorted(events, key=lambda event: event.first.sequence)
+    for event in ordered:
+        call = event.first
+        if call.operation == "send" and call.number is None:
+            ends.setdefault((call.rank, call.peer, call.tag), []).append(event)
+    for event in ordered:
+        call = event.first
+        if call.operation == "recv" and call.number is None:
+            key = (call.peer, call.rank, call.tag)
+            if taken[key] < len(ends.get(key, ())):
+                found[id(ends[key][taken[key]])] = event
+                taken[key] += 1
+    return found
 
 
 def _ordered(
@@ -257,10 +370,18 @@ def _ordered(
         event.calls[rank] = call
         by_rank.setdefault(rank, []).append(event)
     ahead = {id(event): len(event.calls) for event in events.values()}
+    brings = _messages(events.values())
+    for received in brings.values():
+        ahead[id(received)] += 1
     position = dict.fromkeys(by_rank, 0)
     depth = dict.fromkeys(by_rank, 0)
     ready: list[tuple[int, int, int, Event]] = []
     ordered: list[Event] = []
+
+    def push(event: Event) -> None:
+        first = event.first
+        level = max(depth[member] for member in event.calls)
+        heapq.heappush(ready, (level, first.rank, first.sequence, event))
 
     def reach(rank: int) -> None:
         """The rank comes to its next event, which is ready if all its ranks have come to it."""
@@ -271,9 +392,7 @@ def _ordered(
                 continue
             ahead[id(event)] -= 1
             if not ahead[id(event)]:
-                first = event.first
-                level = max(depth[member] for member in event.calls)
-                heapq.heappush(ready, (level, first.rank, first.sequence, event))
+                push(event)
             return
 
     for rank in by_rank:
@@ -289,6 +408,11 @@ def _ordered(
         ahead[id(event)] = -1
         event.index = len(ordered)
         ordered.append(event)
+        brought = brings.get(id(event))
+        if brought is not None and ahead[id(brought)] > 0:  # not taken early
+            ahead[id(brought)] -= 1
+            if not ahead[id(brought)]:
+                push(brought)
         level = 1 + max(depth[rank] for rank in event.calls)
         for rank in event.calls:
             at = position[rank]
