@@ -4,19 +4,22 @@
 formats. Both are `gpusim study` on the command line; `short` runs a short form of both.
 """
 
-from gpusim.tools.study.results import Measurement, Row, Study
+from gpusim.tools.study.results import Measurement, PairedTest, Row, Study
 from gpusim.tools.study.settings import Setting
 from gpusim.tools.study.short_study import short
-from gpusim.tools.study.sweeping import sweep
+from gpusim.tools.study.sweeping import ArtefactWarning, sweep
 from gpusim.tools.study.traffic import bytes_sent
-from gpusim.tools.study.training import Training, train
+from gpusim.tools.study.training import Training, TrainingInterrupted, train
 
 __all__ = [
+    "ArtefactWarning",
     "Measurement",
+    "PairedTest",
     "Row",
     "Setting",
     "Study",
     "Training",
+    "TrainingInterrupted",
     "bytes_sent",
     "short",
     "sweep",

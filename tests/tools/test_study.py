@@ -22,7 +22,7 @@ from gpusim import Format
 from gpusim.fallback import fold
 from gpusim.fallback.threads import limited
 from gpusim.study import sweep
-from gpusim.tools.study import metrics, picture, reference, sweeping
+from gpusim.tools.study import metrics, picture, planning, reference
 from gpusim.tools.study import settings as study_settings
 from gpusim.tools.study.settings import FORMATS
 from gpusim.tools.study.sources import open_sources
@@ -105,7 +105,7 @@ def test_figures_are_what_they_are_called() -> None:
 def test_windows_of_a_study_are_merged_in_order() -> None:
     options: dict[str, Any] = {"replicas": [16], "seeds": [0, 5], "elements": 500}
     whole = sweep("heavy-tailed", **options)
-    with mock.patch.object(sweeping, "WINDOW", 16 * 2 * 56):
+    with mock.patch.object(planning, "WINDOW", 16 * 2 * 56):
         parts = sweep("heavy-tailed", **options)
     for one, other in zip(whole.measurements, parts.measurements, strict=True):
         assert one.metrics.relative_error == pytest.approx(other.metrics.relative_error, rel=1e-14)
@@ -311,7 +311,7 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"orders": ["butterfly"]}, "order='butterfly': expected one of 'linear'"),
         (
             {"wires": ["int9:amax"], "orders": ["ring"]},
-            "wire='int9:amax': format='int9': expected one of float16, .*, int8, int4, mxint8, or",
+            "wire='int9:amax': format='int9': expected one of float16, .*, .*, nvfp4, or",
         ),
         ({"roundings": ["up"], "dtypes": ["float32"]}, "rounding='up': expected one of 'nearest'"),
         ({"roundings": ["up"]}, "rounding='up'"),
@@ -328,7 +328,7 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"input": np.ones((2, 3)), "tensor": "*"}, r"tensor='\*': expected a file as input"),
         ({"scale": -1}, "scale=-1: expected a positive number"),
         ({"scale": math.nan}, "scale=nan"),
-        ({"input_seed": -3}, "input_seed=-3"),
+        ({"input_seed": -3}, "input_seed: -3 given"),
         ({"input": "gaussian"}, "input='gaussian': expected one of gradients, normal"),
         ({"input": "gradients", "epoch": -1}, "epoch=-1"),
         ({"input": "gradients", "replicas": [2000]}, "replicas: 2000 asked for, but .* has 1437"),
@@ -464,7 +464,7 @@ def test_memory_does_not_grow_with_the_elements() -> None:
     peaks = []
     for elements in (256, 1024):
         # One thread: how many blocks exist at once is then no matter of timing.
-        with mock.patch.object(sweeping, "WINDOW", 2**24), limited(1):
+        with mock.patch.object(planning, "WINDOW", 2**24), limited(1):
             tracemalloc.start()  # NumPy's arrays are counted
             try:
                 sweep(
@@ -486,7 +486,7 @@ def test_memory_does_not_grow_with_the_elements_of_few_replicas() -> None:
     """Exact sums, of which each element has several, are those of a window."""
     peaks = []
     for elements in (2**14, 2**16):
-        with mock.patch.object(sweeping, "WIDTH", 2**12), limited(1):
+        with mock.patch.object(planning, "WIDTH", 2**12), limited(1):
             tracemalloc.start()
             try:
                 sweep(Ones(elements), replicas=2, orders="tree", roundings="nearest", threads=1)

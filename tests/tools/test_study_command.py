@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpusim import optional
+from gpusim import bounded_arrays, optional
 from gpusim.study import sweep
 from gpusim.tools import cli
 from gpusim.tools.study import short_study
@@ -127,8 +127,10 @@ def test_rich_draws_the_table_on_a_terminal_that_is_wide_enough(
         (["--input", "gone.npy"], "gone.npy: there is no such file"),
         (["--input", "notes.txt"], "notes.txt: expected a file named *.npy, *.npz, *.safetensors"),
         (["--elements", "0"], "elements=0"),
+        (["--elements", "99999999999999"], "at most 17,179,869,184"),
+        (["--input", ""], "input='': expected the name"),
         (["--scale", "0"], "scale=0.0"),
-        (["--input-seed", "-4"], "input_seed=-4"),
+        (["--input-seed", "-4"], "input_seed: '-4' given, expected a number or a range"),
         (["--threads", "0"], "--threads: 0 given"),
         (["--metric", "mood"], "--metric: 'mood' given"),
         (["--figures", "bias,mood"], "--figures: 'mood' given"),
@@ -316,10 +318,10 @@ def test_a_file_that_may_not_be_read_is_named(
 ) -> None:
     (folder / "x.npy").write_bytes(b"")
 
-    def refuse(path: Path, **options: Any) -> None:  # as for anybody but root
+    def refuse(path: Path) -> None:  # as for anybody but root
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(np, "load", refuse)
+    monkeypatch.setattr(bounded_arrays, "map_npy", refuse)
     assert cli.main(["study", "--input", "x.npy"]) == 2
     assert "Permission denied: 'x.npy'" in capsys.readouterr().err
 
@@ -408,6 +410,21 @@ def test_ctrl_c_keeps_the_measurements_and_resume_goes_on(folder: Path) -> None:
     assert not store.exists()
 
 
+@pytest.mark.parametrize(("options", "left"), [([], []), (["--store", "s"], ["s"])])
+def test_a_reader_that_ends_leaves_no_store(
+    options: list[str], left: list[str], folder: Path
+) -> None:
+    """As of `gpusim study | true`: all is measured, and the same command runs again."""
+    command = [sys.executable, "-u", "-m", "gpusim", "study", *SMALL, *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, env=environment, stdout=writing, timeout=PATIENCE, check=False)
+    os.close(writing)
+    assert done.returncode == 0
+    assert [path.name for path in folder.iterdir()] == left
+
+
 def test_a_failure_on_the_way_keeps_the_measurements(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -440,7 +457,7 @@ def test_missing_packages_are_named_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(optional, "find_spec", lambda name: None if name == module else name)
-    assert cli.main(["study", *arguments]) == 1
+    assert cli.main(["study", *arguments]) == 2
     assert f"need {package}: pip install 'gpusim[study]'" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
@@ -467,7 +484,7 @@ def test_train_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str
     files = ["--csv", "t.csv", "--json", "t.json", "--plot", "t.pdf", "--report", "t.html"]
     assert cli.main(["study", "train", "--formats", "bfloat16", "--epochs", "1", *files]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("weights and gradients in the format, 8 replicas, rate 0.005")
+    assert shown.startswith("weights and gradients in the format, 8 replicas, sgd, rate 0.005")
     assert "float32" in shown and "bfloat16" in shown
     assert len(list(folder.iterdir())) == 4
 
@@ -475,13 +492,13 @@ def test_train_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--formats", "float12"], "format='float12': expected one of"),
+        (["--formats", "float12"], "--formats 'float12': expected one of"),
         (["--formats", "float64"], "expected float32 or narrower"),
-        (["--formats", "float16:up"], "expected nearest or stochastic after the colon"),
+        (["--formats", "float16:up"], "expected nearest, stochastic or sr after the colon"),
         (["--formats", ","], "formats is empty"),
         (["--seed", "-1"], "--seed: a whole number of at least 0 is needed, got '-1'"),
         (["--epochs", "0"], "--epochs: a whole number of at least 1 is needed, got '0'"),
-        (["--rate", "nan"], "rate=nan"),
+        (["--rate", "nan"], "--rate: a finite number above 0 is needed, got 'nan'"),
         (
             ["--replicas", "0"],
             "--replicas/--ranks: a whole number of at least 1 is needed, got '0'",

@@ -22,7 +22,7 @@ from gpusim.fallback import round_to
 from gpusim.fallback.formats import FormatInfo
 from gpusim.formats import kernel_format
 from gpusim.study import Setting, sweep
-from gpusim.tools.study import metrics, reference, sweeping
+from gpusim.tools.study import metrics, planning, reference
 from gpusim.tools.study.metrics import LIMIT, METRICS, QUANTILES, RESOLUTION
 from gpusim.tools.study.settings import carrier, value_format
 from gpusim.tools.study.synthetic import Synthetic
@@ -71,6 +71,8 @@ def direct(x: np.ndarray, setting: Setting) -> dict[str, float]:
         float(abs(e / s)) if s else math.inf if e else 0.0
         for e, s in zip(errors, sums, strict=True)
     )
+    magnitudes = exact(np.abs(members))
+    backward = sorted(float(abs(e) / m) for e, m in zip(errors, magnitudes, strict=True))
     count = len(sums)
     size = sum(s * s for s in sums)
     with localcontext(prec=60):
@@ -91,7 +93,9 @@ def direct(x: np.ndarray, setting: Setting) -> dict[str, float]:
         "mean_error": float(sum(errors) / count),
         "max_ulp": max(float(abs(e) / spacing(s, info)) for e, s in zip(errors, sums, strict=True)),
         "error_max": relative[-1],
-        **{name: relative[math.ceil(share * count) - 1] for name, share in QUANTILES.items()},
+        **{f"error_{n}": relative[math.ceil(p * count) - 1] for n, p in QUANTILES.items()},
+        **{f"backward_{n}": backward[math.ceil(QUANTILES[n] * count) - 1] for n in ("p50", "p99")},
+        "backward_max": backward[-1],
         "sign_flips": sum(r * s < 0 for r, s in zip(found, sums, strict=True)) / count,
         "correct": sum(r == nearest(s, info) for r, s in zip(found, sums, strict=True)) / count,
         "overflowed": 0.0,
@@ -117,7 +121,7 @@ def test_every_figure_is_what_exact_arithmetic_gives(source: str, op: str) -> No
         expected, found = direct(x, row.setting), row.mean
         assert set(expected) == set(METRICS)
         assert 1 - found.cosine == pytest.approx(expected.pop("cosine"), rel=1e-3, abs=3e-16)
-        for name in QUANTILES:
+        for name in [f"error_{n}" for n in QUANTILES] + ["backward_p50", "backward_p99"]:
             assert getattr(found, name) == pytest.approx(expected.pop(name), rel=RESOLUTION)
         for name in ("sign_flips", "correct", "overflowed", "infinite_input"):
             assert getattr(found, name) == expected.pop(name)
@@ -181,10 +185,10 @@ def test_quantiles_need_bounded_memory_and_no_window() -> None:
     for name, share in QUANTILES.items():
         expected = np.quantile(values, share, method="inverted_cdf")
         assert whole[name] == pytest.approx(expected, rel=RESOLUTION)
-    assert metrics._quantiles([metrics._histogram(np.zeros(3))])["error_p99"] == 0.0
+    assert metrics._quantiles([metrics._histogram(np.zeros(3))])["p99"] == 0.0
     infinite = metrics._quantiles([metrics._histogram(np.array([1.0, np.inf]))])
-    assert infinite["error_p50"] == pytest.approx(1.0, rel=RESOLUTION)
-    assert infinite["error_p99"] == math.inf
+    assert infinite["p50"] == pytest.approx(1.0, rel=RESOLUTION)
+    assert infinite["p99"] == math.inf
 
 
 def test_windows_change_no_quantile_and_no_draw() -> None:
@@ -198,7 +202,7 @@ def test_windows_change_no_quantile_and_no_draw() -> None:
         "orders": "ring",
     }
     whole = sweep("heavy-tailed", **options)
-    with mock.patch.object(sweeping, "WINDOW", 16 * 2 * 56):
+    with mock.patch.object(planning, "WINDOW", 16 * 2 * 56):
         parts = sweep("heavy-tailed", **options)
     for one, other in zip(whole.measurements, parts.measurements, strict=True):
         for name in METRICS:

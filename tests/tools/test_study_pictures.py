@@ -16,6 +16,7 @@ import pytest
 import gpusim
 import gpusim.study
 from gpusim import Format
+from gpusim.fallback.orders import COMPENSATED, ORDERS
 from gpusim.study import Study, sweep, train
 from gpusim.tools import cli
 from gpusim.tools.study import picture, table
@@ -40,7 +41,7 @@ def overflowing(replicas: str) -> Study:
 
 def test_twins_have_markers_and_colours_of_their_own() -> None:
     assert len(set(picture.MARKERS.values())) == len(picture.MARKERS)
-    assert set(picture.MARKERS) == {"linear", "reverse", "ring", "tree", *TWINS}
+    assert set(picture.MARKERS) == {*ORDERS, *COMPENSATED, *TWINS}
     study = sweep("normal", replicas="2,4", orders=list(TWINS), roundings="nearest", elements=16)
     styles = list(picture._styles(study.settings).values())
     for part in ("color", "marker", "label"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpusim.study import sweep
-from gpusim.tools.study import sweeping
+from gpusim.tools.study import planning, windows
 from gpusim.tools.study.store import Store
 
 OPTIONS: dict[str, Any] = {"replicas": [2, 8], "seeds": [0, 1], "elements": 200, "threads": 1}
@@ -35,7 +35,7 @@ def interrupted(path: Path, after: int, **options: Any) -> None:
 @pytest.mark.parametrize("after", [0, 1, 7, 17])
 def test_a_resumed_sweep_equals_one_that_was_never_interrupted(after: int, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    with mock.patch.object(sweeping, "WINDOW", 8 * 2 * 104):
+    with mock.patch.object(planning, "WINDOW", 8 * 2 * 104):
         expected = sweep("normal", store=whole, **OPTIONS)
         interrupted(broken, after)
         assert len(broken.read_bytes().splitlines()) == 1 + after
@@ -46,7 +46,7 @@ def test_a_resumed_sweep_equals_one_that_was_never_interrupted(after: int, tmp_p
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     expected = sweep("normal", store=tmp_path / "s", **OPTIONS)
-    with mock.patch.object(sweeping, "fold", side_effect=AssertionError):
+    with mock.patch.object(windows, "fold", side_effect=AssertionError):
         assert sweep("normal", store=tmp_path / "s", resume=True, **OPTIONS).rows == expected.rows
 
 
@@ -86,8 +86,8 @@ def test_a_store_is_not_overwritten(tmp_path: Path) -> None:
         ("precious\n", "line 1: not a line of a sweep's store"),
         ("[1]\n", "line 1: not a line of a sweep's store"),
         ('{"gpusim study": 99}\n', "not the store of a sweep of this version"),
-        ('{"gpusim study": 1, "input": {}}\n', "of this version, 2, but of 1: remove it"),
-        ('{"gpusim study": 2, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
+        ('{"gpusim study": 1, "input": {}}\n', "of this version, 3, but of 1: remove it"),
+        ('{"gpusim study": 3, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
     ],
 )
 def test_what_is_no_store_of_this_input_is_refused_and_kept(
@@ -129,7 +129,7 @@ def test_another_array_is_another_input(tmp_path: Path) -> None:
 
 
 def test_two_sweeps_do_not_write_one_store(tmp_path: Path) -> None:
-    planned = sweeping.plan("normal", elements=8)
+    planned = planning.plan("normal", elements=8)
     with Store(planned.identity, tmp_path / "s"):
         with pytest.raises(BlockingIOError, match="in use"):
             Store(planned.identity, tmp_path / "s", resume=True)
@@ -140,7 +140,7 @@ def test_an_input_that_fails_leaves_no_store(tmp_path: Path) -> None:
     x = np.ones((8, 300))
     x[5, 280] = np.nan
     path = tmp_path / "s"
-    with mock.patch.object(sweeping, "WINDOW", 8 * 2 * 104):
+    with mock.patch.object(planning, "WINDOW", 8 * 2 * 104):
         with pytest.raises(ValueError, match="element 280 of replica 5 is nan; a study needs"):
             sweep(x, replicas=[2, 8], store=path)
         assert list(tmp_path.iterdir()) == []

@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from gpusim import Reduction, Wire, collectives, study
+from gpusim import Reduction, Wire, collectives, round_to, study
 from gpusim.fallback import kernels, sends
 from gpusim.fallback.orders import ring_bounds
 from gpusim.study import bytes_sent
@@ -170,6 +171,45 @@ def test_large_values_are_refused() -> None:
         study.sweep("normal", elements=300_000, replicas=2048, dtypes="float16", wires="float16")
 
 
+def test_compensated_orders_are_settings_that_round_to_nearest() -> None:
+    """Against psum; their error is that of the last rounding, where plain orders add many."""
+    x = np.random.default_rng(1).standard_normal((129, 200)) ** 2
+    how: dict[str, Any] = {"replicas": 129, "dtypes": "bf16", "seeds": "0,1"}
+    found = study.sweep(x, orders="linear,kahan,neumaier", roundings="rne,sr", **how)
+    names = [setting.name for setting in found.settings]
+    assert names == [
+        f"bfloat16 added in bfloat16, {order}"
+        for order in ("linear", "linear, stochastic", "kahan", "neumaier")
+    ]
+    members = round_to(x, ml_dtypes.bfloat16)
+    for row in found.rows:
+        if row.setting.stochastic:
+            continue
+        total = collectives.psum(members, reduction=row.setting.text).value.astype(np.float64)
+        right = members.astype(np.float64).sum(0)
+        error = np.linalg.norm(total - right) / np.linalg.norm(right)
+        assert row.mean.relative_error == pytest.approx(error, rel=1e-9)
+        assert (error < 3 * 2**-9) == (row.setting.order != "linear")
+        assert row.bytes_sent == bytes_sent(row.setting.text, 129, 200, "bfloat16")
+    for order in ("kahan", "neumaier"):
+        with pytest.raises(ValueError, match="rounding"):
+            study.sweep(x, orders=order, roundings="sr", **how)
+        one, exact = (
+            bytes_sent(f"{o} accumulate=float64", 5, 30, "fp32") for o in (order, "exact")
+        )
+        assert one == exact == 2 * 4 / 5 * 30 * 4
+
+
+@pytest.mark.parametrize("rule", ["wire", "contract"])
+def test_an_exact_sum_is_rounded_once(rule: str) -> None:
+    """Rounded to float32 first, 1 + 2**-8 + 2**-40 would be a tie of bfloat16."""
+    x = np.array([[1.0], [2.0**-8], [2.0**-40]])
+    (row,) = study.sweep(
+        x, replicas=3, dtypes="bf16", orders="exact", accumulators=rule, roundings="nearest"
+    ).rows
+    assert (row.mean.correct, row.setting.text) == (1.0, "exact accumulate=bfloat16")
+
+
 # Bytes
 
 
@@ -295,11 +335,12 @@ def test_bytes_are_those_of_what_folds_round(
     sent: list[float] = []
     times: list[int] = []
 
-    def rounded(values: Any, info: Any, starts: Any, lanes: Any) -> Any:
+    def rounded(values: Any, info: Any, starts: Any, lanes: Any, messages: Any = None) -> Any:
         blocks = len(starts) if info.scale else 0
         bits = values.shape[-1] * each.bits + blocks * each.scale_bits
+        bits += (1 if messages is None else len(messages)) * each.message_bits
         sent.append(bits * (times[-1] if times else 1))
-        return round_message(values, info, starts, lanes)
+        return round_message(values, info, starts, lanes, messages)
 
     def sent_round(run: sends.Run, box: Any, out: Any) -> Any:
         size = run.level.spec.groups_of
@@ -313,7 +354,8 @@ def test_bytes_are_those_of_what_folds_round(
     round_message, send_result = sends.round_message, sends.Run.send_result
     monkeypatch.setattr(sends, "round_message", rounded)
     monkeypatch.setattr(sends.Run, "send_result", sent_round)
-    for each in (Wire("int8", "amax", 16), Wire("int4", "amax"), Wire("bfloat16")):
+    wires = Wire("int8", "amax", 16), Wire("int4", "amax"), Wire("bfloat16"), Wire("nvfp4")
+    for each in wires:
         for members, elements in itertools.product((2, 4, 5, 7, 11), (1, 7, 100)):
             reduction = Reduction(order=order, wire=each)
             if groups is not None:

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 from gpusim.tools.options import (
     STDOUT,
     UsageError,
-    add_count,
     add_counts,
     add_csv,
-    add_epochs,
     add_json,
     add_page,
     add_picture,
     add_reduction,
-    add_seed,
     check_outputs,
     integer,
 )
+from gpusim.tools.study import train_command
 
 if TYPE_CHECKING:
     from gpusim.tools.study.sweeping import Sweep
@@ -64,19 +62,22 @@ def add(commands: Any) -> None:
         help="what order, format and rounding do to the precision of a sum, or of training",
         description=DESCRIPTION,
         epilog=EPILOG,
+        usage="gpusim study [OPTIONS]\n       gpusim study train [OPTIONS]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_sweep(study)
     study.set_defaults(run=run_sweep)
-    kinds = study.add_subparsers(title="other studies", dest="kind", metavar="train")
-    train = _add_train(kinds)
+    kinds = study.add_subparsers(
+        title="other studies", dest="kind", metavar="train", prog="gpusim study"
+    )
+    train = train_command.add(kinds, _add_outputs)
     refused = [action for action in study._actions if action.dest not in _names(train)]
 
     def run(arguments: argparse.Namespace) -> int:
         for action in refused:
             if action.option_strings and getattr(arguments, action.dest, None) != action.default:
                 study.error(f"{action.option_strings[0]} is an option of sweeps, not of train")
-        return run_train(arguments)
+        return train_command.run(arguments, _write)
 
     train.set_defaults(run=run)
 
@@ -102,13 +103,25 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "--input",
         default="gradients",
         metavar="WHAT",
-        help="gradients, normal, lognormal, heavy-tailed, cancelling, or a .npy, .npz or "
-        ".safetensors file, whose axis 0 numbers the replicas (default: %(default)s)",
+        help="gradients, normal, lognormal, heavy-tailed, cancelling; a file (.npy, .npz, "
+        ".safetensors, .pt), whose axis 0 numbers the replicas; or a pattern of files, one from "
+        "each worker, in quotes: 'rank*.safetensors' (default: %(default)s)",
     )
     about_input.add_argument(
         "--tensor",
         metavar="NAME",
         help="which of a file's arrays; a pattern such as '*' gives each that matches its own rows",
+    )
+    about_input.add_argument(
+        "--concatenate",
+        action="store_true",
+        help="the arrays are one value, one after the other, as in a bucket",
+    )
+    about_input.add_argument(
+        "--resample",
+        choices=("workers", "elements"),
+        help="draw any number of replicas from recorded workers, with replacement: whole workers, "
+        "or each element alone",
     )
     about_input.add_argument(
         "--elements", type=integer, metavar="N", help="sum the first N elements only"
@@ -125,10 +138,10 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     about_input.add_argument(
         "--input-seed",
-        type=integer,
-        default=0,
-        metavar="S",
-        help="seed distributions and the network (default: %(default)s)",
+        default="0",
+        metavar="LIST",
+        help="seed distributions, the network and --resample; several, such as 0..7, are several "
+        "inputs, with confidence intervals (default: %(default)s)",
     )
 
     settings = parser.add_argument_group("the settings")
@@ -171,6 +184,13 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         shown="2..1024, as far as the input has them, and integers have room",
     )
     settings.add_argument(
+        "--error-feedback",
+        type=integer,
+        metavar="K",
+        help="accumulate the sums of K steps, also with residuals of what wires at @ends or "
+        "@members lose",
+    )
+    settings.add_argument(
         "--threads", type=integer, metavar="N", help="fold N at a time (default: a core each)"
     )
 
@@ -200,7 +220,35 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     outputs.add_argument(
         "--figures",
         metavar="LIST",
-        help="the columns of the table (default: relative_error,input_error,max_ulp,bias,correct)",
+        help="the columns of the table (default: relative_error,input_error,backward_p50,"
+        "backward_p99,backward_max,bias,correct)",
+    )
+    outputs.add_argument(
+        "--intervals",
+        action="store_true",
+        help="show confidence intervals in the table, in place of standard deviations",
+    )
+    outputs.add_argument(
+        "--confidence",
+        type=float,
+        default=0.95,
+        metavar="C",
+        help="of intervals, in tables, files and pictures (default: %(default)s)",
+    )
+    outputs.add_argument(
+        "--compare",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("A", "B"),
+        help="test whether two settings, by their names in the table, differ by more than chance; "
+        "may be given again",
+    )
+    outputs.add_argument(
+        "--compare-metric",
+        default="relative_error",
+        metavar="NAME",
+        help="the figure that --compare tests (default: %(default)s)",
     )
 
 
@@ -209,43 +257,6 @@ def _add_outputs(group: Any) -> None:
     add_json(group, file=True)
     add_picture(group, "--plot")
     add_page(group, "--report")
-
-
-def _add_train(kinds: Any) -> argparse.ArgumentParser:
-    train: argparse.ArgumentParser = kinds.add_parser(
-        "train",
-        help="train a network in narrow formats",
-        description="Train a small network on handwritten digits, data-parallel, with weights and "
-        "gradients in narrow formats, and compare with float32.",
-    )
-    train.add_argument(
-        "--formats",
-        metavar="LIST",
-        help="such as float16,bfloat16:stochastic,e5m6 (default: float16, bfloat16 and "
-        "float8_e4m3fn, rounded in either way)",
-    )
-    train.add_argument(
-        "--weights",
-        action="store_true",
-        help="put weights in the format; without --gradients, only them",
-    )
-    train.add_argument(
-        "--gradients",
-        action="store_true",
-        help="put gradients in the format; without --weights, only them",
-    )
-    add_count(train, "--replicas", default=8, what="how many replicas train")
-    add_epochs(train, default=60)
-    train.add_argument(
-        "--rate",
-        type=float,
-        default=0.005,
-        metavar="R",
-        help="learning rate (default: %(default)s)",
-    )
-    add_seed(train, "weights, images and rounding")
-    _add_outputs(train)
-    return train
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -268,14 +279,21 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         kept = Store(planned.identity, store, resume=arguments.resume, command=begun)
     except (ValueError, TypeError, OSError) as error:
         return _refused(error)
+    study = None
     try:
         with kept:
             study = sweeping.run(planned, kept, threads=arguments.threads, show=True)
+            if study.problems:
+                print(f"gpusim study: {sweeping.artefacts(study)}", file=sys.stderr)
             if arguments.json != STDOUT:
-                study.show(_figures(arguments))
+                study.show(_figures(arguments), intervals=arguments.intervals)
             _write(study, arguments, metric=arguments.metric, against=arguments.against)
     except ValueError as error:  # a value of the input, found on the way
         return _refused(error)
+    except BrokenPipeError:  # the reader, such as `head`, has finished
+        if arguments.store is None and study is not None:
+            store.unlink()  # all is measured: the same command may run again
+        raise
     except BaseException:
         print(
             f"\n{len(kept)} measurements are kept in {store}: the same command with --resume "
@@ -288,37 +306,15 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_train(arguments: argparse.Namespace) -> int:
-    """Check, train, print and write."""
-    from gpusim.tools.study import training
-
-    both = arguments.weights == arguments.gradients
-    try:
-        check_outputs(arguments)
-        formats = arguments.formats or training.FORMATS
-        found = training.train(
-            formats,
-            weights=both or arguments.weights,
-            gradients=both or arguments.gradients,
-            replicas=arguments.replicas,
-            epochs=arguments.epochs,
-            rate=arguments.rate,
-            seed=arguments.seed,
-            show=True,
-        )
-    except (ValueError, TypeError, OSError) as error:
-        return _refused(error)
-    if arguments.json != STDOUT:
-        found.show()
-    _write(found, arguments)
-    return 0
-
-
 def _plan(arguments: argparse.Namespace) -> Sweep:
     from gpusim.tools.study.metrics import METRICS
     from gpusim.tools.study.sweeping import plan
 
-    for option, names in (("--metric", [arguments.metric]), ("--figures", _figures(arguments))):
+    for option, names in (
+        ("--metric", [arguments.metric]),
+        ("--compare-metric", [arguments.compare_metric]),
+        ("--figures", _figures(arguments)),
+    ):
         for name in names or ():
             if name not in METRICS:
                 raise ValueError(f"{option}: {name!r} given; expected {', '.join(METRICS)}")
@@ -344,6 +340,12 @@ def _plan(arguments: argparse.Namespace) -> Sweep:
             wires=arguments.wire,
             hierarchies=arguments.hierarchy,
             reductions=arguments.reduction,
+            concatenate=arguments.concatenate,
+            resample=arguments.resample,
+            error_feedback=arguments.error_feedback,
+            confidence=arguments.confidence,
+            compare=arguments.compare,
+            compare_metric=arguments.compare_metric,
         )
     for warning in caught:
         print(f"gpusim study: {warning.message}", file=sys.stderr)

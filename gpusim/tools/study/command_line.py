@@ -10,6 +10,8 @@ __all__ = ["command"]
 OPTIONS = {
     "input": "--input",
     "tensor": "--tensor",
+    "concatenate": "--concatenate",
+    "resample": "--resample",
     "elements": "--elements",
     "scale": "--scale",
     "epoch": "--epoch",
@@ -24,7 +26,11 @@ OPTIONS = {
     "wires": "--wire",
     "hierarchies": "--hierarchy",
     "reductions": "--reduction",
+    "error_feedback": "--error-feedback",
     "seeds": "--seeds",
+    "confidence": "--confidence",
+    "compare": "--compare",
+    "compare_metric": "--compare-metric",
 }
 """The options of the command by the arguments of `sweep`."""
 
@@ -42,7 +48,11 @@ def command(arguments: dict[str, Any]) -> str:
         return f"gpusim.study.sweep({', '.join(['array', *rest])})"
     words = ["gpusim", "study"]
     for key, value in arguments.items():
-        words += [OPTIONS[key], _option(value, counting=key == "seeds")]
+        if key == "compare":
+            words += [word for pair in value for word in (OPTIONS[key], *pair)]
+            continue
+        counting = key in ("seeds", "input_seed")
+        words += [OPTIONS[key]] if value is True else [OPTIONS[key], _option(value, counting)]
     return shlex.join(words)
 
 

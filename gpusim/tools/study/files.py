@@ -1,6 +1,7 @@
-"""Arrays from users' files: .npy and .safetensors are mapped, .npz is read.
+"""Arrays from users' files: .npy, .safetensors and .pt are mapped, .npz is read.
 
-Nothing is ever unpickled. The header of a file is checked before it is used.
+NumPy's files are never unpickled, and PyTorch's are by `weights_only=True`. The header of a file is
+checked before it is used.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import fnmatch
 import json
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read_arrays"]
+from gpusim import bounded_arrays
+from gpusim.tools.study.torch_files import read_torch
+
+__all__ = ["FILES", "TORCH", "choose", "open_tensors", "read_arrays"]
 
 Tensors = dict[str, Callable[[], NDArray[Any]]]
 
@@ -33,77 +37,84 @@ SAFETENSORS: dict[str, np.dtype[Any]] = {
     **{f"{sign}{8 * n}": np.dtype(f"<{sign.lower()}{n}") for sign in "IU" for n in (1, 2, 4, 8)},
     "BOOL": np.dtype(np.bool_),
 }
+# ml_dtypes writes it as '<f1'.
+E5M2 = "float8_e5m2, which NumPy cannot read: save x.view('V1') and name the type (--dtype)"
+REASONS = {
+    "'<f1'": E5M2,
+    "magic string": "is no NumPy file; only arrays of numbers are read",
+    ": a header of": "the file is cut off: it holds less than its header says",
+}
+"""What a reader's error means to a user, by a part of it."""
 HEADER_LIMIT = 100_000_000  # bytes; the format's own
 
 
-def read_arrays(path: Path, tensor: str | None = None) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, tensor: str | None = None, *, every: bool = False
+) -> dict[str, NDArray[Any]]:
     """The arrays of a file that `tensor` names, by name; that of a .npy file is "".
 
     **Arguments**:
 
-    - `path`: a .npy, .npz or .safetensors file.
+    - `path`: a .npy, .npz, .safetensors or .pt file.
     - `tensor`: a name, or a pattern as of file names: "*" is all arrays. None: the only array.
+    - `every`: None is all arrays.
 
     **Raises**: OSError if the file cannot be read, ValueError if it holds no such array of numbers.
     """
+    tensors = open_tensors(path)
+    return {name: tensors[name]() for name in choose(tensors, tensor, str(path), every=every)}
+
+
+def open_tensors(path: Path) -> Tensors:
+    """What reads each array of a file, by its name. **Raises**: as `read_arrays`."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path}: expected a file named {', '.join(f'*{s}' for s in READERS)}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
-    tensors = reader(path)
+    return reader(path)
+
+
+def choose(
+    names: Collection[str], tensor: str | None, where: str, *, every: bool = False
+) -> list[str]:
+    """The names that a name or pattern means, of those `where` says; None: the only one, or all."""
     if tensor is None:
-        chosen = list(tensors) if len(tensors) == 1 else []
+        chosen = list(names) if len(names) == 1 or every else []
     else:
-        alike = [name for name in tensors if fnmatch.fnmatchcase(name, tensor)]
-        chosen = [tensor] if tensor in tensors else alike
-    if not chosen and list(tensors) == [""]:
-        raise ValueError(f"{path} holds one array without a name: {tensor!r} given with --tensor")
+        alike = [name for name in names if fnmatch.fnmatchcase(name, tensor)]
+        chosen = [tensor] if tensor in names else alike
+    if not chosen and list(names) == [""]:
+        raise ValueError(f"{where} holds one array without a name: {tensor!r} given with --tensor")
     if not chosen:
-        problem = f"has no array {tensor!r}" if tensor else f"holds {len(tensors)} arrays"
-        names = ", ".join(list(tensors)[:20]) + (", ..." if len(tensors) > 20 else "")
+        problem = f"has no array {tensor!r}" if tensor else f"holds {len(names)} arrays"
+        listed = ", ".join(list(names)[:20]) + (", ..." if len(names) > 20 else "")
         raise ValueError(
-            f"{path} {problem}: choose one of {names} with --tensor, or several with a pattern "
-            "such as '*'"
+            f"{where} {problem}: choose one of {listed} with --tensor, several with a pattern "
+            "such as '*', or all as one value with --concatenate"
         )
-    return {name: tensors[name]() for name in chosen}
+    return chosen
 
 
 def _npy(path: Path) -> Tensors:
-    return {"": partial(_load, path, mmap_mode="r")}
+    return {"": partial(_read, path, partial(bounded_arrays.map_npy, path))}
 
 
 def _npz(path: Path) -> Tensors:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not a .npz file")
-    archive = _load(path)
-    return {name: partial(_item, path, archive, name) for name in archive.files}
+    archive = bounded_arrays.Archive(path)
+    return {name: partial(_read, path, partial(archive.__getitem__, name)) for name in archive}
 
 
-def _load(path: Path, **options: Any) -> Any:
+def _read(path: Path, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
     try:
-        return np.load(path, allow_pickle=False, **options)
-    except (ValueError, EOFError) as error:  # NumPy advises to unpickle: a study never does
-        raise ValueError(f"{path}: {_reason(error)}") from None
-
-
-def _item(path: Path, archive: Any, name: str) -> NDArray[Any]:
-    try:
-        values: NDArray[Any] = archive[name]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: {name}: {_reason(error)}") from None
-    return values
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    if "pickle" in text.lower() or "object" in text.lower():
-        return "holds Python objects or is no NumPy file; only arrays of numbers are read"
-    if "mmap length" in text or "EOF" in text:
-        return "the file is cut off: it holds less than its header says"
-    if "'<f1'" in text:  # ml_dtypes writes it so
-        return "float8_e5m2, which NumPy cannot read: save x.view('V1') and name the type (--dtype)"
-    return text
+        return read()
+    except ValueError as error:
+        text = str(error)
+        for part, said in REASONS.items():
+            text = f"{path}: {said}" if part in text else text
+        raise ValueError(text) from None
 
 
 def _safetensors(path: Path) -> Tensors:
@@ -116,7 +127,7 @@ def _safetensors(path: Path) -> Tensors:
         text = file.read(length)
     try:
         header = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ValueError(f"{path}: its header is not a JSON object")
@@ -151,8 +162,30 @@ def _mapped(path: Path, name: str, entry: Any, data: int, available: int) -> NDA
     return raw.view(SAFETENSORS[dtype]).reshape(shape)
 
 
+def _torch(path: Path) -> Tensors:
+    """The tensors of nested dicts and lists, with the names of all levels between dots."""
+    return {name: partial(_same, values) for name, values in _flat(read_torch(path), "")}
+
+
+def _same(values: NDArray[Any]) -> NDArray[Any]:
+    return values
+
+
+def _flat(given: Any, name: str) -> Iterator[tuple[str, NDArray[Any]]]:
+    if isinstance(given, np.ndarray):
+        yield name, given
+        return
+    items = given.items() if isinstance(given, dict) else enumerate(given or ())
+    for key, value in items:
+        yield from _flat(value, f"{name}.{key}" if name else str(key))
+
+
+TORCH = (".pt", ".pth")
 READERS: dict[str, Callable[[Path], Tensors]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".safetensors": _safetensors,
+    **dict.fromkeys(TORCH, _torch),
 }
+FILES = tuple(READERS)
+"""The endings of files that are read."""

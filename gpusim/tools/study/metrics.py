@@ -18,14 +18,24 @@ from gpusim.fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo
 from gpusim.formats import Format
 from gpusim.tools.study.reference import Exact
 
-__all__ = ["METRICS", "RESOLUTION", "SIGNED", "Metrics", "Partial", "measure", "merged"]
+__all__ = [
+    "METRICS",
+    "RESOLUTION",
+    "SIGNED",
+    "Metrics",
+    "Partial",
+    "Sizes",
+    "bounds",
+    "measure",
+    "merged",
+]
 
 BITS = 5
 RESOLUTION = 2.0 ** -(BITS + 1)
 """The largest relative error of a quantile: half a bucket of its histogram."""
 LIMIT = 64
 """The histogram counts relative errors from 2**-64 to 2**64; others are in its outer buckets."""
-QUANTILES = {"error_p50": 0.5, "error_p90": 0.9, "error_p99": 0.99}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 _INFO: dict[np.dtype[Any], FormatInfo] = {
     FLOAT32: Format(8, 23).info,
@@ -48,6 +58,9 @@ class Metrics:
     error_p90: float
     error_p99: float
     error_max: float
+    backward_p50: float
+    backward_p99: float
+    backward_max: float
     sign_flips: float
     correct: float
     overflowed: float
@@ -72,12 +85,28 @@ METRICS: dict[str, str] = {
     "error_p90": "relative error of an element, 90 % quantile",
     "error_p99": "relative error of an element, 99 % quantile",
     "error_max": "relative error of an element, largest",
+    "backward_p50": "error / sum of |x|, median",
+    "backward_p99": "error / sum of |x|, 99 % quantile",
+    "backward_max": "error / sum of |x|, largest",
     "sign_flips": "sign flipped (share)",
     "correct": "correctly rounded (share)",
     "overflowed": "overflow (share)",
     "infinite_input": "infinite input (share)",
 }
 SIGNED = ("bias", "mean_error")
+BETWEEN = {"cosine": (-1.0, 1.0)} | dict.fromkeys(
+    ("sign_flips", "correct", "overflowed", "infinite_input"), (0.0, 1.0)
+)
+"""The least and the largest value of a figure; those that are not signed or here begin at 0."""
+
+
+def bounds(metric: str) -> tuple[float, float]:
+    """The least and the largest value of a figure.
+
+    >>> bounds("correct"), bounds("bias")
+    ((0.0, 1.0), (-inf, inf))
+    """
+    return BETWEEN.get(metric, (-math.inf if metric in SIGNED else 0.0, math.inf))
 
 
 @dataclass(frozen=True)
@@ -86,7 +115,8 @@ class Partial:
 
     `alignment` is the cosine of the angle between the errors and the exact sums. `errors` is the
     histogram of the elements' relative errors: how many are zero, how many infinite, the number of
-    the first bucket, and the count in each bucket from there on.
+    the first bucket, and the count in each bucket from there on. `backward` is that of the errors
+    over the sums of magnitudes.
     """
 
     elements: int
@@ -103,6 +133,8 @@ class Partial:
     flipped: int
     correct: int
     errors: tuple[int, ...]
+    backward_max: float
+    backward: tuple[int, ...]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -112,10 +144,28 @@ class Partial:
     def from_record(cls, record: dict[str, Any]) -> Partial:
         """Take the fields out of a record. **Raises**: KeyError, ValueError if they are not so."""
         found = {field.name: record.pop(field.name) for field in fields(cls)}
-        errors = found["errors"]
-        if not isinstance(errors, list) or len(errors) < 3 or set(map(type, errors)) != {int}:
-            raise ValueError("errors: expected a list of integers")
-        return cls(**(found | {"errors": tuple(errors)}))
+        for name in ("errors", "backward"):
+            counts = found[name]
+            if not isinstance(counts, list) or len(counts) < 3 or set(map(type, counts)) != {int}:
+                raise ValueError(f"{name}: expected a list of integers")
+            found[name] = tuple(counts)
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sums of the magnitudes of what was added, each times two to the power of -exponent."""
+
+    values: NDArray[np.float64]
+    exponents: NDArray[Any] | None = None
+
+    def scaled(self, errors: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Errors of some elements, scaled as their sums are."""
+        return errors if self.exponents is None else np.ldexp(errors, -self.exponents[where])
+
+    def divided(self, count: int) -> Sizes:
+        """Those of a mean."""
+        return Sizes(self.values / count, self.exponents)
 
 
 def measure(
@@ -124,6 +174,7 @@ def measure(
     unrounded: Exact | None = None,
     infinite: NDArray[np.bool_] | None = None,
     target: np.dtype[Any] | FormatInfo | None = None,
+    sizes: Sizes | None = None,
 ) -> Partial:
     """Compare a result with the exact sums.
 
@@ -134,6 +185,7 @@ def measure(
     - `unrounded`: those of the values before they were rounded. None: the same.
     - `infinite`: where an input was infinite. None: nowhere.
     - `target`: the format of the result, None for its dtype.
+    - `sizes`: the sums of the values' magnitudes. None: those of the exact sums.
     """
     target = result.dtype if target is None else target
     unrounded = unrounded or exact
@@ -149,6 +201,9 @@ def measure(
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         ulps = np.abs(error) / ulp(exact.odd()[finite], target)
         relative = np.where(error == 0, 0.0, np.abs(error / high))
+        backward = np.abs(error) if sizes is None else sizes.scaled(np.abs(error), finite)
+        of = np.abs(high) if sizes is None else sizes.values[finite]
+        backward = np.where(error == 0, 0.0, backward / of)
     error_norm, exact_norm = _norm(error), _norm(high)
     return Partial(
         elements=values.size,
@@ -165,6 +220,8 @@ def measure(
         flipped=int(np.count_nonzero(flipped)),
         correct=int(np.count_nonzero(equal)),
         errors=_histogram(relative),
+        backward_max=float(backward.max(initial=0.0)),
+        backward=_histogram(backward),
     )
 
 
@@ -250,7 +307,13 @@ def merged(parts: Sequence[Partial]) -> Metrics:
         mean_error=mean,
         cosine=_cosine(parts, error, exact),
         error_max=max(part.error_max for part in parts),
-        **_quantiles([part.errors for part in parts]),
+        backward_max=max(part.backward_max for part in parts),
+        **{f"error_{n}": v for n, v in _quantiles([part.errors for part in parts]).items()},
+        **{
+            f"backward_{n}": v
+            for n, v in _quantiles([part.backward for part in parts]).items()
+            if f"backward_{n}" in METRICS
+        },
         **shares,
     )
 

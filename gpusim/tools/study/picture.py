@@ -8,7 +8,7 @@ colour-blind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -26,11 +26,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gpusim.tools.study.rows import Measured, Row
-    from gpusim.tools.study.runs import Trained
 
-__all__ = ["MARKERS", "pictures", "write", "write_training"]
+__all__ = ["MARKERS", "pictures", "write"]
 
-PICTURES = ("relative_error", "input_error", "error_p99", "max_ulp", "bias", "cosine", "correct")
+PICTURES = (
+    "relative_error",
+    "input_error",
+    "backward_p99",
+    "error_p99",
+    "bias",
+    "cosine",
+    "correct",
+)
 SHARES = ("correct", "overflowed", "sign_flips", "infinite_input")
 
 MARKERS: dict[str, Any] = {
@@ -38,6 +45,8 @@ MARKERS: dict[str, Any] = {
     "reverse": "v",
     "ring": "s",
     "tree": "^",
+    "kahan": (5, 0, 0),
+    "neumaier": "H",
     "xla-cpu": "P",
     "openmpi": "p",
     "openmpi-linear": "<",
@@ -56,6 +65,7 @@ MARKERS: dict[str, Any] = {
 MORE_COLOURS = ("#882255", "#999933", "#44AA99", "#332288", "#AA4499", "#661100", "#888888")
 STYLE = {"legend.handlelength": 3.2, "lines.linewidth": 1.4, "lines.markersize": 5}
 OVERFLOW = "x"
+Styles = dict[Setting, dict[str, Any]]
 
 
 def pictures(study: Measured) -> list[str]:
@@ -80,47 +90,105 @@ def write(
 ) -> Path:
     """Draw one figure of a study into `path`; returns it."""
     figures.check_suffix(path)
-    if metric not in METRICS:
-        raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
-    if against not in AGAINST:
-        raise ValueError(f"against={against!r}: expected one of {', '.join(AGAINST)}")
+    _check(metric, against)
     with (trade_off if against == "bytes" else drawn)(study, metric) as figure:
         return figures.write(figure, path)
 
 
+def _check(metric: str, against: str) -> None:
+    """ValueError for a figure that there is none of, or another scale."""
+    if metric not in METRICS:
+        raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
+    if against not in AGAINST:
+        raise ValueError(f"against={against!r}: expected one of {', '.join(AGAINST)}")
+
+
 @contextmanager
 def trade_off(study: Measured, metric: str) -> Iterator[Figure]:
-    """A figure against the bytes that a replica sends: a mark for each setting, at the most
-    replicas, and small ones for fewer."""
-    styles = _styles(study.settings)
+    """A figure against the bytes that a replica sends."""
     most = max(row.replicas for row in study.rows)
-    with _figure(6.5, 3.4 + 0.17 * len(styles)) as figure:
+    with _figure(6.5, 3.4 + 0.17 * (len(study.settings) + bool(study.problems))) as figure:
         axes = figure.subplots()
         axes.set_title(_title(study, f"{most:,}"))
-        from matplotlib.ticker import EngFormatter
-
-        axes.set_xscale("log")
-        for which in ("major", "minor"):
-            getattr(axes.xaxis, f"set_{which}_formatter")(EngFormatter("B"))
-        axes.set_xlabel("bytes that each replica sends")
-        axes.set_ylabel(_label(metric))
-        axes.grid(True)
-        _scale(axes, "y", metric)
-        for setting, style in styles.items():
-            rows = study.of(setting)
-            values, spread = _values(rows, metric)
-            y = np.where(np.isfinite(values) & ((values > 0) | (metric in SHARES)), values, np.nan)
-            x = [row.bytes_sent for row in rows]
-            look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
-            fill = "white" if setting.stochastic else style["color"]
-            axes.plot(x[:-1], y[:-1], **look, markersize=2.5, alpha=0.5)
-            bar = spread[-1:] if math.isfinite(spread[-1]) else None
-            axes.errorbar(
-                x[-1:], y[-1:], yerr=bar, **look, markerfacecolor=fill, label=style["label"]
-            )
-        _limits(axes, "y", metric)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False)
+        _draw_trade_off(axes, study, metric)
+        figure.legend(*_entries(axes), loc="outside lower center", frameon=False)
         yield figure
+
+
+def draw(axes: Axes, study: Measured, metric: str, against: str) -> Axes:
+    """Draw one figure of a study into axes; returns them."""
+    _check(metric, against)
+    if against == "bytes":
+        _draw_trade_off(axes, study, metric)
+    elif len({row.replicas for row in study.rows}) > 1:
+        _draw_lines(axes, study, metric, _styles(study.settings))
+    else:
+        _draw_dots(axes, study, metric, _styles(study.settings))
+    return axes
+
+
+def _draw_trade_off(axes: Axes, study: Measured, metric: str) -> None:
+    """A mark for each setting, at the most replicas, and small ones for fewer."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xscale("log")
+    for which in ("major", "minor"):
+        getattr(axes.xaxis, f"set_{which}_formatter")(EngFormatter("B"))
+    axes.set_xlabel("bytes that each replica sends")
+    axes.set_ylabel(_label(metric))
+    axes.grid(True)
+    _scale(axes, "y", metric)
+    for setting, style in _styles(study.settings).items():
+        rows = study.of(setting)
+        values, low, high = _values(rows, metric)
+        y = np.where(np.isfinite(values) & ((values > 0) | (metric in SHARES)), values, np.nan)
+        x = np.array([row.bytes_sent for row in rows])
+        look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
+        fill = "white" if setting.stochastic else style["color"]
+        axes.plot(x[:-1], y[:-1], **look, markersize=2.5, alpha=0.5)
+        bar = _bar(values[-1], low[-1], high[-1])
+        axes.errorbar(x[-1:], y[-1:], yerr=bar, **look, markerfacecolor=fill, label=style["label"])
+        _ring(axes, x[-1:], y[-1:], rows[-1:], style["color"])
+    _explain_rings(axes, study)
+    _limits(axes, "y", metric)
+
+
+def _bar(value: float, low: float, high: float) -> Any:
+    """The two arms of a bar of the interval, as matplotlib takes them; None without one."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    # An arm to zero or below has no end on a logarithmic scale.
+    return [[min(value - low, 0.999 * value) if value > 0 else 0.0], [high - value]]
+
+
+RINGED = "ringed: messages shorter than the wire's blocks, or more bytes than unrounded values"
+RING: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 10,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.9,
+}
+
+
+def _ring(axes: Axes, x: Any, y: Any, rows: list[Row], colour: str) -> None:
+    """Rings around the marks of artefacts."""
+    odd = np.array([bool(row.problems) for row in rows])
+    if odd.any():
+        axes.plot(np.asarray(x)[odd], np.asarray(y)[odd], markeredgecolor=colour, zorder=4, **RING)
+
+
+def _entries(axes: Axes) -> tuple[list[Any], list[Any]]:
+    """The entries of a legend, with that of the rings behind those of settings."""
+    handles, names = axes.get_legend_handles_labels()
+    order = sorted(range(len(names)), key=lambda k: names[k] == RINGED)
+    return [handles[k] for k in order], [names[k] for k in order]
+
+
+def _explain_rings(axes: Axes, study: Measured) -> None:
+    """An entry of the legend, where any mark is ringed."""
+    if any(row.problems for row in study.rows):
+        axes.plot([], [], markeredgecolor="#666666", label=RINGED, **RING)
 
 
 @contextmanager
@@ -137,7 +205,7 @@ def _lines(study: Measured, metric: str) -> Iterator[Figure]:
     styles = _styles(study.settings)
     columns = 1 if len(styles) < 3 or max(len(s.name) for s in styles) > 50 else 2
     overflow = metric != "overflowed" and _overflows(study)
-    legend = 0.17 * math.ceil(len(styles) / columns)
+    legend = 0.17 * (math.ceil(len(styles) / columns) + bool(study.problems))
     with _figure(6.5, 3.4 + legend + 0.9 * overflow) as figure:
         if overflow:
             above, axes = figure.subplots(2, 1, sharex=True, height_ratios=(1, 4))
@@ -145,21 +213,26 @@ def _lines(study: Measured, metric: str) -> Iterator[Figure]:
         else:
             above = axes = figure.subplots()
         above.set_title(_title(study, "R"))
-        _count_scale(axes, study)
-        axes.set_ylabel(_label(metric))
-        axes.grid(True, axis="y")
-        _scale(axes, "y", metric)
-        shifts = _shifts(study, metric)
-        for setting, style in styles.items():
-            _line(axes, study.of(setting), metric, style, shifts[setting])
-        _limits(axes, "y", metric)
+        _draw_lines(axes, study, metric, styles)
         figure.legend(
-            *axes.get_legend_handles_labels(),
+            *_entries(axes),
             loc="outside lower center",
-            ncols=columns,
+            ncols=1 if study.problems else columns,
             frameon=False,
         )
         yield figure
+
+
+def _draw_lines(axes: Axes, study: Measured, metric: str, styles: Styles) -> None:
+    _count_scale(axes, study)
+    axes.set_ylabel(_label(metric))
+    axes.grid(True, axis="y")
+    _scale(axes, "y", metric)
+    shifts = _shifts(study, metric)
+    for setting, style in styles.items():
+        _line(axes, study.of(setting), metric, style, shifts[setting])
+    _explain_rings(axes, study)
+    _limits(axes, "y", metric)
 
 
 def _title(study: Measured, count: str) -> str:
@@ -179,7 +252,7 @@ def _shifts(study: Measured, metric: str) -> dict[Setting, float]:
     apart = min(np.diff(np.log2(sorted({row.replicas for row in study.rows}))))
     groups: list[tuple[Any, list[Setting]]] = []
     for setting in study.settings:
-        drawn, _ = _values(study.of(setting), metric)
+        drawn, _, _ = _values(study.of(setting), metric)
         near = (same for values, same in groups if np.allclose(drawn, values, 0.05, 0, True))
         same = next(near, None)
         if same is None:
@@ -272,23 +345,28 @@ def _markers(settings: list[Setting], *, by_levels: bool) -> list[Any]:
     return [found[setting.order, setting.groups] for setting in settings]
 
 
-def _values(rows: list[Row], metric: str) -> tuple[Any, Any]:
-    """The values of a figure that are drawn, and their spread."""
-    found = np.array([getattr(row.mean, metric) for row in rows])
-    spread = np.array([getattr(row.spread, metric) for row in rows])
-    size: Callable[[Any], Any] = np.abs if metric in SIGNED else np.asarray
-    found = size(1 - found if metric == "cosine" else found)
-    return found, spread
+def _values(rows: list[Row], metric: str) -> tuple[Any, Any, Any]:
+    """The values of a figure that are drawn, and the ends of their intervals."""
+    found, low, high = (
+        np.array([getattr(part, metric, math.nan) for part in parts])
+        for parts in zip(*((row.mean, row.low, row.high) for row in rows), strict=True)
+    )
+    if metric == "cosine":
+        return 1 - found, 1 - high, 1 - low
+    if metric in SIGNED:
+        ends = np.sort(np.abs([low, high]), axis=0)
+        return np.abs(found), np.where(low * high < 0, 0.0, ends[0]), ends[1]
+    return found, low, high
 
 
 def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift: float) -> None:
-    """The mean, and a band of one standard deviation between seeds.
+    """The mean, and a band: its confidence interval over inputs, or over seeds of one input.
 
     Marks are hollow where some of the result overflows. Where all of it does, or the figure is
     infinite, a cross is drawn at the upper edge.
     """
     x = shift * np.array([row.replicas for row in rows])
-    values, spread = _values(rows, metric)
+    values, low, high = _values(rows, metric)
     drawn = np.isfinite(values) & ((values > 0) | (metric in SHARES))
     y = np.where(drawn, values, np.nan)
     overflowed = np.array([row.mean.overflowed for row in rows])
@@ -302,49 +380,59 @@ def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift
         edge = axes.get_xaxis_transform()  # y counts from 0, the lower edge, to 1
         look: dict[str, Any] = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
         axes.plot(x[lost], np.full(len(x[lost]), 1.03), transform=edge, **look, **mark)
-    if np.isfinite(spread).any():
-        low = np.where(y > spread, y - spread, y)
-        axes.fill_between(x, low, y + spread, color=style["color"], alpha=0.15, linewidth=0)
+    _ring(axes, x, y, rows, style["color"])
+    if np.isfinite(low).any():
+        # A band down to zero has no end on a logarithmic scale.
+        least = 0.0 if metric in SHARES else 0.3 * np.min(np.where(y > 0, y, np.inf))
+        low = np.maximum(low, least)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 @contextmanager
 def _dots(study: Measured, metric: str) -> Iterator[Figure]:
     """One number of replicas: a row for each setting, or for each array of the input."""
     styles = _styles(study.settings)
-    tensors: list[str | None] = [None, *study.tensors]
     if study.tensors:
-        labels = ["all", *study.tensors]
-        height = max(0.3, 0.09 * len(styles)) * len(labels) + 0.17 * len(styles)
+        rows = 1 + len(study.tensors)
+        height = max(0.3, 0.09 * len(styles)) * rows + 0.17 * len(styles)
     else:
-        labels = [setting.name for setting in styles]
-        height = 0.21 * len(styles)
+        height = 0.21 * len(styles) + 0.2 * bool(study.problems)
     with _figure(6.5, 1.1 + height) as figure:
         axes = figure.subplots()
         axes.set_title(_title(study, f"{study.rows[0].replicas:,}"), loc="left", x=0.0)
-        axes.set_xlabel(_label(metric))
-        axes.grid(True, axis="x")
-        _scale(axes, "x", metric)
-        for place, (setting, style) in enumerate(styles.items()):
-            offset = 0.6 * ((place + 0.5) / len(styles) - 0.5)
-            for line, tensor in enumerate(tensors):
-                y = line + offset if study.tensors else place
-                (row,) = study.of(setting, tensor)
-                _dot(axes, row, y, metric, style, label=line == 0)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        _limits(axes, "x", metric)
-        if study.tensors:
-            figure.legend(
-                *axes.get_legend_handles_labels(), loc="outside lower center", frameon=False
-            )
+        _draw_dots(axes, study, metric, styles)
+        handles, names = _entries(axes)
+        if not study.tensors:  # settings have labels beside them
+            chosen = [k for k, name in enumerate(names) if name == RINGED]
+            handles, names = [handles[k] for k in chosen], [names[k] for k in chosen]
+        if names:
+            figure.legend(handles, names, loc="outside lower center", frameon=False)
         yield figure
+
+
+def _draw_dots(axes: Axes, study: Measured, metric: str, styles: Styles) -> None:
+    tensors: list[str | None] = [None, *study.tensors]
+    labels = ["all", *study.tensors] if study.tensors else [setting.name for setting in styles]
+    axes.set_xlabel(_label(metric))
+    axes.grid(True, axis="x")
+    _scale(axes, "x", metric)
+    for place, (setting, style) in enumerate(styles.items()):
+        offset = 0.6 * ((place + 0.5) / len(styles) - 0.5)
+        for line, tensor in enumerate(tensors):
+            y = line + offset if study.tensors else place
+            (row,) = study.of(setting, tensor)
+            _dot(axes, row, y, metric, style, label=line == 0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    _explain_rings(axes, study)
+    _limits(axes, "x", metric)
 
 
 def _dot(
     axes: Axes, row: Row, y: float, metric: str, style: dict[str, Any], *, label: bool
 ) -> None:
-    """A figure and its spread: hollow where some elements overflow, a cross where all do."""
-    (x,), (spread,) = _values([row], metric)
+    """A figure and its interval: hollow where some elements overflow, a cross where all do."""
+    (x,), (low,), (high,) = _values([row], metric)
     share = row.mean.overflowed
     look = {name: style[name] for name in ("color", "marker")} | {
         "linestyle": "none",
@@ -354,9 +442,8 @@ def _dot(
     edge = axes.get_yaxis_transform()  # x counts from 0, the left edge, to 1
     if math.isfinite(x) and (x > 0 or metric in SHARES):
         fill = "white" if share else style["color"]
-        low = min(spread, 0.999 * x) if math.isfinite(spread) else 0.0
-        bar = [[low], [spread]] if math.isfinite(spread) else None
-        axes.errorbar([x], [y], xerr=bar, markerfacecolor=fill, **look)
+        axes.errorbar([x], [y], xerr=_bar(x, low, high), markerfacecolor=fill, **look)
+        _ring(axes, [x], [y], [row], style["color"])
     elif math.isinf(x) or (share and math.isnan(x)):
         look["marker"] = OVERFLOW
         axes.plot([1], [y], transform=edge, clip_on=False, **look)
@@ -366,44 +453,3 @@ def _dot(
     if share or math.isinf(x):
         text = f"{100 * share:.3g}% overflow" if share else "infinite"
         axes.text(1.01, y, text, transform=edge, **beside)
-
-
-def write_training(training: Trained, path: Path) -> Path:
-    """Draw a training study into `path`; returns it."""
-    figures.check_suffix(path)
-    with drawn_training(training) as figure:
-        return figures.write(figure, path)
-
-
-@contextmanager
-def drawn_training(training: Trained) -> Iterator[Figure]:
-    """Loss, accuracy and progress by epoch, while matplotlib has its style."""
-    with _figure(7.2, 3.1) as figure:
-        losses, accuracies, ways = figure.subplots(1, 3)
-        figure.suptitle(f"Training with {training.title}", fontsize=9, x=0.01, ha="left")
-        panels = (
-            (losses, "training loss", [run.losses for run in training.runs]),
-            (accuracies, "test accuracy", [run.accuracies for run in training.runs]),
-            (ways, "progress (float32: 100%)", training.ways),
-        )
-        colours: dict[Any, str] = {}
-        for run in training.runs:
-            colours.setdefault(run.format.dtype, ("#000000", *COLOURS)[len(colours) % 7])
-        for axes, label, curves in panels:
-            axes.set_title(label)
-            axes.set_xlabel("epoch")
-            axes.grid(True, axis="y")
-            for run, curve in zip(training.runs, curves, strict=True):
-                axes.plot(
-                    np.arange(1, len(curve) + 1),
-                    curve,
-                    color=colours[run.format.dtype],
-                    linestyle=DASHED if run.format.rounding == "stochastic" else "-",
-                    label=run.format.name,
-                )
-        for axes in (accuracies, ways):
-            axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-            axes.set_ylim(bottom=0)
-        lines, names = losses.get_legend_handles_labels()
-        figure.legend(lines, names, loc="outside lower center", ncols=4, frameon=False)
-        yield figure

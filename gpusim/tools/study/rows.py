@@ -1,4 +1,4 @@
-"""The figures of a sweep: a row for each setting and number of replicas, and its spread over seeds.
+"""The figures of a sweep: a row for each setting and number of replicas, and its spread.
 
 Tables and pictures are made of them; `results.Study` adds the methods that call for these.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpusim.tools.study.metrics import METRICS, Metrics
+from gpusim.tools.study.intervals import mean_interval
+from gpusim.tools.study.metrics import METRICS, Metrics, bounds
 from gpusim.tools.study.settings import Setting
+from gpusim.tools.study.traffic import Traffic
 
 __all__ = ["Measured", "Measurement", "Row"]
+
+
+CONFIDENCE = 0.95
+"""The default confidence of intervals."""
+NOTHING = Traffic(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -26,15 +33,23 @@ class Measurement:
     metrics: Metrics
     tensor: str | None = None
     """One of the input's arrays; None is all of the input."""
-    bytes_sent: float = math.nan
-    """By each replica, on average."""
+    traffic: Traffic = NOTHING
+    input_seed: int = 0
+    """Which of several inputs this is."""
+
+    @property
+    def bytes_sent(self) -> float:
+        """By each replica, on average."""
+        return self.traffic.bytes_sent
 
 
 @dataclass(frozen=True)
 class Row:
-    """A setting at a number of replicas: each figure's mean over the seeds, and its spread.
+    """A setting at a number of replicas: each figure's mean over inputs and seeds, and its spread.
 
-    The spread is the standard deviation between seeds (of the sample); NaN with fewer than two.
+    The units are the inputs where there are several, with the means over their seeds, and else the
+    seeds. The spread is the standard deviation between units (of the sample); `low` and `high` are
+    Student's confidence interval of the mean. They are NaN with fewer than two units.
     """
 
     setting: Setting
@@ -43,22 +58,38 @@ class Row:
     mean: Metrics
     spread: Metrics
     tensor: str | None = None
-    bytes_sent: float = math.nan
+    traffic: Traffic = NOTHING
+    inputs: tuple[int, ...] = (0,)
+    low: Metrics | None = None
+    high: Metrics | None = None
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement]) -> Row:
-        figures = [asdict(m.metrics) for m in measurements]
-        columns = {name: [row[name] for row in figures] for name in METRICS}
+    def of(cls, measurements: Sequence[Measurement], confidence: float = CONFIDENCE) -> Row:
+        columns = {name: list(units(measurements, name).values()) for name in METRICS}
+        ends = {name: mean_interval(v, confidence, bounds(name)) for name, v in columns.items()}
         one = measurements[0]
         return cls(
             one.setting,
             one.replicas,
-            tuple(m.seed for m in measurements),
+            tuple(dict.fromkeys(m.seed for m in measurements)),
             Metrics(**{name: _mean(values) for name, values in columns.items()}),
             Metrics(**{name: _deviation(values) for name, values in columns.items()}),
             one.tensor,
-            one.bytes_sent,
+            one.traffic,
+            tuple(dict.fromkeys(m.input_seed for m in measurements)),
+            Metrics(**{name: low for name, (low, _) in ends.items()}),
+            Metrics(**{name: high for name, (_, high) in ends.items()}),
         )
+
+    @property
+    def bytes_sent(self) -> float:
+        """By each replica, on average."""
+        return self.traffic.bytes_sent
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about what makes this row an artefact of its messages' length; mostly none."""
+        return self.traffic.problems
 
     @property
     def record(self) -> dict[str, Any]:
@@ -66,13 +97,34 @@ class Row:
         figures: dict[str, Any] = {}
         for name in METRICS:
             figures[name] = getattr(self.mean, name)
-            figures[f"{name}_spread"] = getattr(self.spread, name)
+            for ending in ("spread", "low", "high"):
+                figures[f"{name}_{ending}"] = getattr(getattr(self, ending), name, math.nan)
         many = len(self.seeds) if self.setting.stochastic else None
         place = {"tensor": self.tensor, "replicas": self.replicas}
-        more: dict[str, Any] = {"wire": None, "hierarchy": None}
+        more: dict[str, Any] = {"wire": None, "hierarchy": None, "steps": None, "feedback": None}
         fields = more | self.setting.record | {"reduction": self.setting.text}
-        fields |= {"bytes_sent": self.bytes_sent}
-        return {**place, **fields, "seeds": many, **figures}
+        fields |= {
+            "bytes_sent": self.bytes_sent,
+            "bytes_unrounded": self.traffic.unrounded,
+            "short_blocks": self.traffic.short_blocks,
+            "more_bytes": self.traffic.more_bytes,
+            "shortest_message": self.traffic.shortest,
+        }
+        return {**place, **fields, "inputs": len(self.inputs), "seeds": many, **figures}
+
+
+def units(measurements: Sequence[Measurement], name: str) -> dict[int, float]:
+    """The values of a figure by unit: the inputs, each with the mean over its seeds, or the seeds
+    of one input."""
+    inputs: dict[int, list[Measurement]] = {}
+    for m in measurements:
+        inputs.setdefault(m.input_seed, []).append(m)
+    if len(inputs) > 1:
+        return {
+            number: _mean([getattr(m.metrics, name) for m in found])
+            for number, found in inputs.items()
+        }
+    return {m.seed: getattr(m.metrics, name) for m in measurements}
 
 
 @dataclass(frozen=True)
@@ -80,7 +132,7 @@ class Measured:
     """A finished sweep.
 
     `input` describes the input, `about` has the parameters to repeat the sweep, `measurements` has
-    one entry for each reduction, and `rows` combines the seeds.
+    one entry for each reduction, and `rows` combines the seeds and the inputs.
     """
 
     input: str
@@ -92,7 +144,28 @@ class Measured:
         groups: dict[tuple[Any, ...], list[Measurement]] = {}
         for m in self.measurements:
             groups.setdefault((m.setting, m.replicas, m.tensor), []).append(m)
-        object.__setattr__(self, "rows", [Row.of(group) for group in groups.values()])
+        rows = [Row.of(group, self.confidence) for group in groups.values()]
+        object.__setattr__(self, "rows", rows)
+
+    @property
+    def confidence(self) -> float:
+        """That of the intervals."""
+        return float(self.about.get("confidence", CONFIDENCE))
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each setting with rows that are artefacts of their messages' length."""
+        found = []
+        for setting in self.settings:
+            rows = [row for row in self.rows if row.setting == setting and row.problems]
+            if rows:
+                counts = ", ".join(f"{n:,}" for n in dict.fromkeys(row.replicas for row in rows))
+                worst = max(rows, key=lambda row: (len(row.problems), row.replicas))
+                found.append(
+                    f"{setting.name}: an artefact at {counts} replicas: at {worst.replicas:,} "
+                    + ", and ".join(worst.problems)
+                )
+        return found
 
     @property
     def settings(self) -> list[Setting]:

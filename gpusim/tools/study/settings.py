@@ -22,7 +22,8 @@ from gpusim.fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, de
 from gpusim.fallback.orders import FIXED
 from gpusim.fallback.schedules import Schedule
 from gpusim.fallback.spec import FIXED_TYPES
-from gpusim.formats import Format, as_format
+from gpusim.formats import Format, as_format, rounding_name
+from gpusim.formats import format_name as canonical_name
 from gpusim.reduction import Reduction, ReductionLike, as_reduction
 from gpusim.reduction.text import (
     UNNAMED,
@@ -33,7 +34,7 @@ from gpusim.reduction.text import (
     wire_text,
 )
 from gpusim.twins import TWINS
-from gpusim.wires import Wire
+from gpusim.wires import Wire, as_wire
 
 __all__ = [
     "FORMATS",
@@ -64,7 +65,7 @@ ValueFormat = np.dtype[Any] | Format
 _DTYPES: tuple[np.dtype[Any], ...] = (FLOAT64, FLOAT32, *SUB_32_BIT)
 FORMATS = {dtype.name: dtype for dtype in _DTYPES}
 
-ORDERS = (*orders.ORDERS, orders.EXACT, FIXED, *TWINS)
+ORDERS = (*orders.ORDERS, *orders.COMPENSATED, orders.EXACT, FIXED, *TWINS)
 """The orders that a study compares: those of the contract, and twins."""
 
 WIDEST = 50
@@ -101,6 +102,7 @@ PRESETS: dict[str, dict[str, tuple[str, ...]]] = {
 def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
     """The floating-point dtype of this name. **Raises**: ValueError, with `name`, for any other."""
     expected = f"expected one of {', '.join(FORMATS)}, or a format such as e5m6"
+    given = canonical_name(given)
     try:
         # ml_dtypes' names are not registered with NumPy.
         dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
@@ -113,6 +115,7 @@ def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
 
 def accumulator(given: Any, name: str = "accumulate") -> ValueFormat:
     """A floating-point dtype or Format; "e5m6" is `gpusim.Format(5, 6)`, "e4m3+bias=8" another."""
+    given = canonical_name(given)
     if isinstance(given, str) and is_format_text(given):
         found: Format = format_of(given, {}, name)
         return found
@@ -204,7 +207,8 @@ def hierarchy_name(given: Hierarchy) -> str:
 class Setting:
     """A format in which values travel, and how they are added; everything but the seed.
 
-    `given` is a whole Reduction; the fields beside it say what it has in common with others.
+    `given` is a whole Reduction; the fields beside it say what it has in common with others. Of
+    several `steps` the sums are accumulated, with or without `feedback` of what messages lost.
 
     >>> Setting(floating("bfloat16"), floating("float32"), "tree", "stochastic").name
     'bfloat16 added in float32, tree, stochastic'
@@ -218,6 +222,8 @@ class Setting:
     wire: Wire | None = None
     groups: Hierarchy | None = None
     given: Reduction | None = None
+    steps: int = 1
+    feedback: bool = False
 
     @property
     def text(self) -> str:
@@ -232,14 +238,26 @@ class Setting:
     def name(self) -> str:
         if self.given is not None:
             mean = ", mean" if self.op == "mean" else ""
-            return f"{format_name(self.dtype)}, {self.text}{mean}"
+            return f"{format_name(self.dtype)}, {self.text}{mean}{self._stepped}"
         parts = [f"{format_name(self.dtype)} added in {format_name(self.accumulate)}", self.order]
         if self.groups is not None:
             size, across = self.groups
             parts[1] += f" in groups of {size}, {across or self.order} across"
         parts += [f"wire {wire_name(self.wire)}"] if self.wire is not None else []
         parts += ["stochastic"] if self.stochastic else []
-        return ", ".join([*parts, "mean"] if self.op == "mean" else parts)
+        return ", ".join([*parts, "mean"] if self.op == "mean" else parts) + self._stepped
+
+    @property
+    def _stepped(self) -> str:
+        if self.steps == 1:
+            return ""
+        return f", {self.steps} steps{' with error feedback' if self.feedback else ''}"
+
+    @property
+    def can_feed_back(self) -> bool:
+        """Whether each replica's own value is a message, which loses what can be sent again."""
+        wire = as_wire(self.reduction(0).wire)
+        return wire is not None and wire.at in ("ends", "members")
 
     @property
     def stochastic(self) -> bool:
@@ -247,9 +265,9 @@ class Setting:
         return self.rounding == "stochastic"
 
     @property
-    def record(self) -> dict[str, str]:
+    def record(self) -> dict[str, Any]:
         """The fields as text, for files."""
-        fields = {
+        fields: dict[str, Any] = {
             "dtype": format_name(self.dtype),
             "accumulate": format_name(self.accumulate),
             "order": self.order,
@@ -258,13 +276,15 @@ class Setting:
         }
         fields |= {} if self.given is None else {"reduction": self.text}
         fields |= {} if self.wire is None else {"wire": wire_name(self.wire)}
-        return fields | ({} if self.groups is None else {"hierarchy": hierarchy_name(self.groups)})
+        fields |= {} if self.groups is None else {"hierarchy": hierarchy_name(self.groups)}
+        stepped = {"steps": self.steps, "feedback": self.feedback}
+        return fields | (stepped if self.steps > 1 else {})
 
     @property
     def in_phases(self) -> bool:
         """Whether messages are rounded, or replicas grouped, so that a value is folded whole."""
         in_levels = self.wire is not None or self.groups is not None
-        return in_levels or self.order == FIXED or self.given is not None
+        return in_levels or self.order == FIXED or self.given is not None or self.steps > 1
 
     def reduction(self, seed: int) -> Reduction:
         """The Reduction that this setting is, with a seed."""
@@ -347,8 +367,9 @@ def grid(
     Among `accumulators`, "wire" is the format in which partial sums travel: that of the values, or
     the one that a twin's engine uses. "contract" and None are the default of Reduction. Both are
     int32 in the order "fixed". Integers are for that order and formats for the others: other
-    combinations are no settings. Where nothing narrower than float32 is rounded to, stochastic
-    rounding has nothing to draw, and the setting is the same as rounding to nearest.
+    combinations are no settings. Compensated orders round to nearest alone. Where nothing narrower
+    than float32 is rounded to, stochastic rounding has nothing to draw, and the setting is the same
+    as rounding to nearest.
 
     **Raises**: ValueError where a list is empty, holds an unknown order, or an accumulator or an
     order that nothing in the other list fits; TypeError for a dtype that a twin's engine does not
@@ -363,7 +384,7 @@ def grid(
         "dtypes": [value_format(dtype) for dtype in dtypes],
         "accumulators": list(map(accumulator_rule, accumulators)),
         "orders": list(orders),
-        "roundings": list(roundings),
+        "roundings": list(map(rounding_name, roundings)),
         "ops": list(ops),
         "wires": list(map(wire, wires)),
         "hierarchies": list(map(hierarchy, hierarchies)),
@@ -381,7 +402,7 @@ def grid(
             raise ValueError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
     _check_accumulators(lists["accumulators"], lists["orders"])
     for dtype, accumulate, order, rounding, op, sent, groups in product(*lists.values()):
-        if not _fits(accumulate, order):
+        if not _fits(accumulate, order) or _draws_nothing(order, rounding, lists["roundings"]):
             continue
         try:
             a = _chosen(accumulate, dtype, order)
@@ -399,6 +420,11 @@ def grid(
     if not found and left_out:
         raise ValueError("; ".join(left_out))
     return list(found)
+
+
+def _draws_nothing(order: str, rounding: str, roundings: list[str]) -> bool:
+    """Whether a compensated order is to round stochastically, which it does not."""
+    return order in orders.COMPENSATED and rounding != "nearest" and "nearest" in roundings
 
 
 def _fits(rule: str | ValueFormat, order: str) -> bool:
@@ -457,6 +483,8 @@ def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str | Schedule) 
         return rule
     if order == FIXED:
         return np.dtype(np.int32)
+    if order == orders.EXACT:
+        return dtype  # one rounding: a wider accumulator would round the exact sum first
     schedule = Reduction(order=order).schedule
     if not isinstance(schedule, Schedule):
         return dtype if rule == "wire" else default_accumulator(carrier(dtype))

@@ -5,7 +5,6 @@ Written lines are never changed; a resumed sweep measures the missing windows.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from gpusim.tools.study.settings import Setting
 
 __all__ = ["Point", "Store"]
 
-VERSION = 2
+VERSION = 3
 HEADER = "gpusim study"
 
 
@@ -27,7 +26,7 @@ HEADER = "gpusim study"
 class Point:
     """The subject of one measurement: elements first..first+count-1 of one reduction's result.
 
-    `tensor` names one of several arrays of the input.
+    `tensor` names one of several arrays of the input, `input_seed` one of several inputs.
     """
 
     tensor: str | None
@@ -36,11 +35,13 @@ class Point:
     seed: int
     first: int
     count: int
+    input_seed: int | None = None
 
     @property
     def record(self) -> dict[str, Any]:
         places = {"seed": self.seed, "first": self.first, "count": self.count}
-        named = {} if self.tensor is None else {"tensor": self.tensor}
+        named: dict[str, Any] = {} if self.tensor is None else {"tensor": self.tensor}
+        named |= {} if self.input_seed is None else {"input_seed": self.input_seed}
         return {**named, "replicas": self.replicas, **self.setting.record, **places}
 
     @property
@@ -70,6 +71,7 @@ class Store:
         self._found: dict[str, Partial] = {}
         self._file: IO[bytes] | None = None
         self._new = False
+        self._lock: Any = None
         if path is None:
             return
         header = _line({HEADER: VERSION, "input": identity, "command": command})
@@ -78,7 +80,7 @@ class Store:
         self._new = not path.exists()
         file = open(path, "x+b" if self._new else "r+b")
         try:
-            _lock(file, path)
+            self._lock = _lock(file, path)
             end = self._read(file, json.loads(header)["input"])
             # A line that was being written when the process was killed is written again.
             file.truncate(end)
@@ -88,6 +90,8 @@ class Store:
                 file.flush()
         except BaseException:
             file.close()
+            if self._lock is not None:
+                self._lock.release()
             raise
         self._file = file
 
@@ -121,6 +125,8 @@ class Store:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
+            if self._lock is not None:
+                self._lock.release()
 
     def discard(self) -> None:
         """Remove the file if this store made it: an input that fails would fail again."""
@@ -151,8 +157,8 @@ class Store:
             partial = Partial.from_record(record)
         except KeyError as error:
             raise ValueError(f"{self.path}, line {number}: {error} is missing") from None
-        except ValueError as error:
-            raise ValueError(f"{self.path}, line {number}: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.path}, line {number}: {error!s:.300}") from None
         self._found[_key(record)] = partial
 
 
@@ -164,7 +170,7 @@ def _records(file: IO[bytes], path: Path | None) -> Iterator[tuple[bytes, dict[s
             return
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a line of a sweep's store")
@@ -176,7 +182,7 @@ def _described(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             header = json.loads(file.readline())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or HEADER not in header:
         return "is not the store of a sweep: "
@@ -196,11 +202,27 @@ def _check_input(path: Path | None, there: Any, here: dict[str, Any]) -> None:
     raise ValueError(f"{path} is of another input: its {'; its '.join(different)}")
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def _lock(file: IO[bytes], path: Path) -> Any:
+    """Lock the store: its file, or a file beside it on Windows, where a lock keeps it from writing.
+
+    **Returns**: the lock beside it, which is to be released; None where the file is locked.
+    """
     try:
+        try:
+            import fcntl
+        except ImportError:
+            from filelock import FileLock, Timeout
+
+            beside = FileLock(f"{path}.lock")
+            try:
+                beside.acquire(timeout=0)
+            except Timeout:
+                raise BlockingIOError from None
+            return beside
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BlockingIOError(f"{path} is in use: another sweep writes it") from None
+    return None
 
 
 def _line(record: dict[str, Any]) -> bytes:

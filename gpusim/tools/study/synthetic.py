@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpusim.fallback import kernels
 from gpusim.fallback.quantile import normal_quantile
 
-__all__ = ["SYNTHETIC", "Synthetic"]
+__all__ = ["SYNTHETIC", "Synthetic", "draw_words"]
 
 Reals = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -35,6 +35,8 @@ class Synthetic:
     name: str
     elements: int
     seed: int
+    step: int = 0
+    """Each of several steps has values of its own."""
 
     replicas = None  # any number
     scale = 1.0
@@ -51,23 +53,32 @@ class Synthetic:
         """Elements first..first+count-1 of the replicas `rows`, of `replicas` in all."""
         return SYNTHETIC[self.name](self, replicas, rows, first, count)
 
+    def at_step(self, step: int) -> Synthetic:
+        """The values of another step of the same replicas: other numbers."""
+        return Synthetic(self.name, self.elements, self.seed, step)
+
     def words(self, rows: Iterable[int], stream: int, first: int, count: int) -> Words:
         """One 64-bit word an element, of one of the replicas' streams: shape (rows, count)."""
-        compiled = kernels.compiled()
-        if compiled is not None:
-            numbers = np.fromiter(rows, np.int64)
-            words = compiled.draw_rows(numbers, first, count, (self.seed, TAG), stream)
-            if words is not None:
-                return words
-        generator = np.random.Philox(key=[self.seed, TAG])
-        state: Any = generator.state
-        block, skipped = divmod(first, WORDS_PER_BLOCK)
-        drawn = []
-        for replica in rows:
-            state["state"]["counter"] = np.array([block, replica, stream, 0], np.uint64)
-            generator.state = state
-            drawn.append(generator.random_raw(skipped + count)[skipped:])
-        return np.stack(drawn)
+        return draw_words(self.seed, rows, stream + 16 * self.step, first, count)
+
+
+def draw_words(seed: int, rows: Iterable[int], stream: int, first: int, count: int) -> Words:
+    """The words of `count` elements from `first` on, of each row: shape (rows, count)."""
+    compiled = kernels.compiled()
+    if compiled is not None:
+        numbers = np.fromiter(rows, np.int64)
+        words = compiled.draw_rows(numbers, first, count, (seed, TAG), stream)
+        if words is not None:
+            return words
+    generator = np.random.Philox(key=[seed, TAG])
+    state: Any = generator.state
+    block, skipped = divmod(first, WORDS_PER_BLOCK)
+    drawn = []
+    for row in rows:
+        state["state"]["counter"] = np.array([block, row, stream, 0], np.uint64)
+        generator.state = state
+        drawn.append(generator.random_raw(skipped + count)[skipped:])
+    return np.stack(drawn)
 
 
 Draw = Callable[[Synthetic, int, range, int, int], Reals]

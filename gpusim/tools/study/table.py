@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpusim.tools.study.metrics import METRICS
+from gpusim.tools.study.paired import PairedTest, compared
 from gpusim.tools.tables import Cells, print_table
 
 if TYPE_CHECKING:
     from gpusim.tools.study.rows import Measured, Row
-    from gpusim.tools.study.runs import Trained
 
 __all__ = [
     "DETAILS",
     "LEFT",
     "MAIN",
+    "TESTS",
     "breaks",
     "cells",
     "columns",
     "notes",
     "show",
-    "show_training",
+    "test_cells",
     "texts",
-    "training_cells",
-    "training_columns",
 ]
 
 
@@ -51,16 +50,27 @@ COLUMNS = {
     "error_p90": Column("90 %", ".1e"),
     "error_p99": Column("99 %", ".1e"),
     "error_max": Column("largest", ".1e"),
+    "backward_p50": Column("median / sum |x|", ".1e"),
+    "backward_p99": Column("99 % / sum |x|", ".1e"),
+    "backward_max": Column("largest / sum |x|", ".1e"),
     "sign_flips": Column("sign flipped", ".2%"),
     "correct": Column("correctly rounded", ".1%"),
     "overflowed": Column("overflow", ".2%"),
     "infinite_input": Column("infinite input", ".2%"),
 }
-MAIN = ("relative_error", "input_error", "max_ulp", "bias", "correct")
-DETAILS = ("cosine", "error_p50", "error_p90", "error_p99", "error_max", "sign_flips")
+MAIN = (
+    "relative_error",
+    "input_error",
+    "backward_p50",
+    "backward_p99",
+    "backward_max",
+    "bias",
+    "correct",
+)
+DETAILS = ("cosine", "error_p50", "error_p90", "error_p99", "error_max", "max_ulp", "sign_flips")
 IF_ANY = ("overflowed", "infinite_input")
 """Figures that are added to a table if they are not zero."""
-LEFT = ("tensor", "setting", "format", "text")
+LEFT = ("tensor", "setting", "format", "text", "figure", "a", "b")
 """The headings of the columns of text."""
 
 
@@ -80,14 +90,16 @@ def columns(study: Measured, chosen: Sequence[str] = MAIN) -> list[str]:
     return [*first, "replicas", "setting", *_sent(study), *headings]
 
 
-def cells(study: Measured, chosen: Sequence[str] = MAIN) -> Cells:
-    """The rows as text; ± is the standard deviation between seeds."""
+def cells(study: Measured, chosen: Sequence[str] = MAIN, *, intervals: bool = False) -> Cells:
+    """The rows as text; ± is the standard deviation between inputs or seeds. * is an artefact."""
     names = figures(study, chosen)
     rows = []
+    stars = any(row.problems for row in study.rows)
     for row in study.rows:
         first = [row.tensor or "all"] if study.tensors else []
-        found = [_cell(row, name) for name in names]
-        sent = [f"{row.bytes_sent:,.0f}" for _ in _sent(study)]
+        found = [_cell(row, name, intervals) for name in names]
+        star = ("*" if row.problems else " ") if stars else ""
+        sent = [f"{row.bytes_sent:,.0f}{star}" for _ in _sent(study)]
         rows.append([*first, f"{row.replicas:,}", row.setting.name, *sent, *found])
     return rows
 
@@ -97,11 +109,16 @@ def _sent(study: Measured) -> list[str]:
     return ["bytes sent"] if any(setting.in_phases for setting in study.settings) else []
 
 
-def _cell(row: Row, name: str) -> str:
+def _cell(row: Row, name: str, intervals: bool) -> str:
     column = COLUMNS[name]
     mean, spread = column.of(getattr(row.mean, name)), getattr(row.spread, name)
     if not math.isfinite(mean):
         return "overflow" if row.mean.overflowed else "inf" if math.isinf(mean) else "-"
+    if intervals and row.low and row.high:
+        ends = sorted(column.of(getattr(end, name)) for end in (row.low, row.high))
+        if not all(map(math.isfinite, ends)):
+            return f"{mean:{column.mean}}"
+        return f"{mean:{column.mean}} [{ends[0]:{column.mean}}, {ends[1]:{column.mean}}]"
     more = f" ± {spread:{column.spread}}" if column.spread and math.isfinite(spread) else ""
     return f"{mean:{column.mean}}{more}"
 
@@ -116,7 +133,34 @@ def notes(study: Measured) -> list[str]:
     """Sentences below the table."""
     share = max(row.mean.infinite_input for row in study.rows)
     infinite = f"{share:.2%} of the elements have an infinite input, and enter no error"
-    return [*study.about.get("notes", ()), *([infinite] if share else [])]
+    return [
+        *study.about.get("notes", ()),
+        *([infinite] if share else []),
+        *(f"* {problem}" for problem in study.problems),
+    ]
+
+
+TESTS = ["replicas", "figure", "a", "b", "pairs", "a - b", "interval", "a / b", "p", "Holm's p"]
+"""The columns of paired tests."""
+
+
+def test_cells(tests: Sequence[PairedTest]) -> Cells:
+    """Paired tests as text."""
+    return [
+        [
+            f"{test.replicas:,}",
+            test.metric,
+            test.a.name,
+            test.b.name,
+            f"{test.pairs} {test.unit}s",
+            f"{test.difference:+.2e}",
+            f"[{test.low:+.1e}, {test.high:+.1e}]",
+            f"{test.ratio:.3g}",
+            f"{test.p_value:.3g}",
+            f"{test.adjusted:.3g}",
+        ]
+        for test in tests
+    ]
 
 
 def texts(study: Measured) -> Cells:
@@ -124,34 +168,18 @@ def texts(study: Measured) -> Cells:
     return [[setting.name, setting.text] for setting in study.settings]
 
 
-def show(study: Measured, chosen: Sequence[str] = MAIN) -> None:
-    """Print a study's table."""
+def show(study: Measured, chosen: Sequence[str] = MAIN, *, intervals: bool = False) -> None:
+    """Print a study's table, and those of its tests and texts."""
     title = f"Error of the {study.op}: {study.input}"
-    print_table(title, columns(study, chosen), cells(study, chosen), breaks(study), LEFT)
+    rows = cells(study, chosen, intervals=intervals)
+    print_table(title, columns(study, chosen), rows, breaks(study), LEFT)
     for note in notes(study):
         print(f"\n{note}")
+    tests = compared(study)
+    if tests:
+        print()
+        title = "Paired sign-flip tests, two-sided, corrected for all of them by Holm's method"
+        print_table(title, TESTS, test_cells(tests), left=LEFT)
     print()
     title = "As text, for --reduction and reduction="
     print_table(title, ["setting", "text"], texts(study), left=LEFT)
-
-
-def training_columns() -> list[str]:
-    return ["format", "test accuracy", "final loss", "progress", "updates that changed nothing"]
-
-
-def training_cells(training: Trained) -> Cells:
-    return [
-        [
-            row["format"],
-            f"{row['test accuracy']:.1%}",
-            f"{row['final loss']:.4f}",
-            f"{row['progress']:.1%}",
-            f"{row['unchanged']:.1%}",
-        ]
-        for row in training.table
-    ]
-
-
-def show_training(training: Trained) -> None:
-    """Print a training study's table."""
-    print_table(training.title, training_columns(), training_cells(training))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from gpusim.collectives.fold import fold_spec
 from gpusim.fallback.formats import FormatInfo
-from gpusim.fallback.orders import FIXED
+from gpusim.fallback.orders import COMPENSATED, FIXED
 from gpusim.fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
 from gpusim.fallback.spec import FIXED_TYPES, check_room, is_exact
 from gpusim.formats import Format, FormatLike
@@ -20,7 +21,7 @@ from gpusim.reduction import Reduction, ReductionLike, as_reduction
 from gpusim.tools.study.settings import ValueFormat, carrier, value_format
 from gpusim.wires import Wire, as_wire
 
-__all__ = ["bytes_sent"]
+__all__ = ["Traffic", "bytes_sent", "traffic_of"]
 
 
 def bytes_sent(
@@ -35,9 +36,10 @@ def bytes_sent(
 
     In every order each addition has one operand sent to it, so that R members send R - 1 times
     what a value takes; members whose own values are sent (a wire at "ends" or "members", "exact",
-    "fixed") send as much. The result is sent to R - 1 members. In levels the same holds for each
-    group, and across the groups. This is 2 (R - 1) / R values for each member, which is optimal
-    (Patarasuk and Yuan, 2009). Scales of blocks are counted: 4 bytes each, 1 for powers of two.
+    "fixed", "kahan", "neumaier") send as much. The result is sent to R - 1 members. In levels the
+    same holds for each group, and across the groups. This is 2 (R - 1) / R values for each member,
+    which is optimal (Patarasuk and Yuan, 2009). Scales of blocks are counted: 4 bytes each, 1 for
+    powers of two; in NVFP4 1 for each block, and 4 for each message.
 
     In the order "fixed" the integers of `accumulate` are sent, both to be added and as the sum, if
     there is no level above. The unit of a block is that of all members, so that it has to be sent
@@ -77,6 +79,95 @@ def bytes_sent(
     return _bits(reduction, members, elements, sent, sent.width, gathered) / 8 / members
 
 
+class Traffic(NamedTuple):
+    """What each member sends for a sum, and whether a wire is as it is named.
+
+    `unrounded` are the bytes without any wire. `block` is the wire's, and `shortest` what the
+    shortest message has, where that is less.
+    """
+
+    bytes_sent: float
+    unrounded: float
+    block: int | None = None
+    shortest: int | None = None
+
+    @property
+    def short_blocks(self) -> bool:
+        """Whether messages are shorter than the wire's blocks."""
+        return self.shortest is not None
+
+    @property
+    def more_bytes(self) -> bool:
+        """Whether the wire sends more than values that are not rounded."""
+        return self.bytes_sent > self.unrounded
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about what makes this an artefact."""
+        found = []
+        if self.shortest is not None:
+            few = "1 element" if self.shortest == 1 else f"{self.shortest} elements"
+            found.append(f"messages of {few} are shorter than the wire's blocks of {self.block}")
+        if self.more_bytes:
+            times = self.bytes_sent / self.unrounded
+            found.append(f"the wire sends {times:.3g} times the bytes of unrounded values")
+        return tuple(found)
+
+
+def traffic_of(
+    reduction: Reduction, members: int, elements: int, dtype: DTypeLike | FormatLike
+) -> Traffic:
+    """The traffic of a sum, and its artefacts.
+
+    >>> from gpusim import Reduction, Wire
+    >>> ring = Reduction(order="ring", wire=Wire("int8", "amax", 64))
+    >>> for each in traffic_of(ring, 2048, 4096, "float32").problems:
+    ...     print(each)
+    messages of 2 elements are shorter than the wire's blocks of 64
+    >>> traffic_of(ring, 4096, 4096, "float32").problems[1]
+    'the wire sends 1.25 times the bytes of unrounded values'
+    """
+    values = value_format(dtype)
+    sent = _Values(carrier(values), _width(values))
+    short = [
+        (min(lengths), wire.block)
+        for wire, lengths in _messages(reduction, members, elements, sent)
+        if wire.scale is not None and isinstance(wire.block, int) and min(lengths) < wire.block
+    ]
+    shortest, block = min(short, default=(None, None))
+    numbers = (members, elements, dtype)
+    return Traffic(
+        bytes_sent(reduction, *numbers),
+        bytes_sent(_unrounded(reduction), *numbers),
+        block,
+        shortest,
+    )
+
+
+def _unrounded(reduction: Reduction) -> Reduction:
+    across = None if reduction.across is None else _unrounded(reduction.across)
+    return replace(reduction, wire=None, across=across)
+
+
+def _messages(
+    reduction: Reduction, members: int, elements: int, values: _Values
+) -> Iterator[tuple[Wire, list[int]]]:
+    """The wires of all levels in which anything is sent, and the lengths of their messages."""
+    inner = replace(reduction, groups_of=None, across=None)
+    size = min(reduction.groups_of or members, members)
+    edges = _edges(inner, size, elements, values)
+    lengths = sorted({b - a for a, b in pairwise(edges)})
+    wire = as_wire(inner.wire)
+    if wire is not None and size > 1 and lengths:
+        yield wire, lengths
+    if reduction.across is None:
+        return
+    groups = -(-members // size)
+    held = _held(inner, size, elements, values)
+    for length in lengths:
+        yield from _messages(reduction.across, groups, length, held)
+
+
 class _Values(NamedTuple):
     """The members of a level: the dtype that holds them, and the bits of one."""
 
@@ -114,7 +205,7 @@ def _summed(reduction: Reduction, members: int, elements: int, values: _Values) 
         return _message(wire, reduction, members, elements, values)
     if reduction.order == FIXED:
         return _integers(reduction, elements)
-    if is_exact(reduction.order):
+    if is_exact(reduction.order) or reduction.order in COMPENSATED:
         return elements * values.width
     return elements * _held(reduction, members, elements, values).width
 
@@ -144,7 +235,8 @@ def _message(wire: Wire, reduction: Reduction, members: int, elements: int, valu
     if wire.scale is None:
         return elements * wire.bits
     edges = _edges(reduction, members, elements, values)
-    return elements * wire.bits + len(wire.info.starts(edges, elements)) * wire.scale_bits
+    scales = len(wire.info.starts(edges, elements)) * wire.scale_bits
+    return elements * wire.bits + scales + (len(edges) - 1) * wire.message_bits
 
 
 def _held(reduction: Reduction, members: int, elements: int, values: _Values) -> _Values:
