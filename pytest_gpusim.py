@@ -14,11 +14,13 @@ __all__ = ["rank", "world_size"]
 
 MARK = """\
 ranks(count, *, order=None, reduction=None, schedule="turns", init=True, axis=None, \
-processes=False, equals=None): run the test on `count` simulated ranks of torch.distributed, in \
-one process. A list of counts makes a test of each. `order` is the order of summation, such as \
-"nccl-tree", or `reduction` a gpusim.Reduction. axis="i" runs the test in gpusim.pmap instead, \
-without torch; processes=True in as many processes, for a gpusim.World; equals=1 on 1 rank too, \
-and the tensors of both are to be the same."""
+processes=False, equals=None, check=True, device=None): run the test on `count` simulated ranks \
+of torch.distributed, in one process. A list of counts makes a test of each. `order` is the order \
+of summation, such as "nccl-tree", or `reduction` a gpusim.Reduction. axis="i" runs the test in \
+gpusim.pmap instead, without torch; processes=True in as many processes, for a gpusim.World; \
+equals=1 on 1 rank too, and the tensors of both are to be the same. check=False leaves out the \
+check of programs whose ranks agree; device="cpu" lets the CPU play GPUs. Methods of \
+unittest.TestCase have gpusim.testing.ranks."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

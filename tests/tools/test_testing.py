@@ -333,6 +333,8 @@ def test_capsys_by_rank(run: Run) -> None:
         ("2, init=False, processes=True", "init=False: expected no processes"),
         ("2, axis=1", "axis=1: expected the name of an axis"),
         ("2, axis='i', processes=True", "axis='i': expected no processes"),
+        ("2, device='tpu'", "device='tpu': expected None, 'cpu' or 'cuda'"),
+        ("2, device='cpu', axis='i'", "device='cpu': expected no axis"),
         ("2, processes=1", "processes=1: expected True or False"),
         ("2, processes=True, schedule='free'", "schedule='free': expected no processes"),
     ],
@@ -360,7 +362,7 @@ def test_wrong_arguments_are_errors_of_the_collection(
         ("@given(integers())\n    def test_it(x): pass", "hypothesis would draw other examples"),
         (
             "class TestIt(unittest.TestCase):\n        def test_it(self): pass",
-            "got a TestCaseFunction",
+            "decorate the class or the method with `@ranks(2)`, from gpusim.testing",
         ),
     ],
 )

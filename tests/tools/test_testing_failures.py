@@ -172,7 +172,7 @@ def test_mismatch_and_deadlock_are_named_at_once(run: Run) -> None:
     assert result.outcomes.pop("test_expected") == "XFAIL"
     assert set(result.outcomes.values()) == {"FAILED"}
     text = result.section("test_mismatch")
-    assert "rank 0 calls all_reduce" in text and "rank 2 calls broadcast" in text
+    assert re.search(r"ranks? 0.* calls? all_reduce", text) and "rank 2 calls broadcast" in text
     assert re.findall(r"^> +(.*)$", text, re.M) == ["dist.all_reduce(x)"]
     text = result.section("test_deadlock")
     assert "ranks 0, 1, 3 wait in reduce_scatter" in text and "rank 2 has returned" in text

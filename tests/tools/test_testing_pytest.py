@@ -186,7 +186,7 @@ def test_mean(rank):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "count"), [("not world", 15), *slow(("world", 1))], ids=["ranks", "processes"]
+    ("chosen", "count"), [("not world", 17), *slow(("world", 1))], ids=["ranks", "processes"]
 )
 def test_the_pages_examples_pass(pytester: pytest.Pytester, chosen: str, count: int) -> None:
     examples = re.findall(r"^```py\n(.*?)^```$", PAGE, re.M | re.S)

@@ -1,7 +1,11 @@
-"""Tests on simulated ranks: what the pytest plugin `pytest_gpusim` does with a test that is marked.
+"""Tests on simulated ranks: functions of pytest that are marked, and methods of unittest.TestCase.
 
 - `mark`: the arguments of the mark, and the tests that it cannot be on.
-- `ranks`: ranks of one process, by gpusim.torch.distributed.launch or gpusim.pmap.
-- `failures`: what a failed test says of its ranks.
+- `outcomes`: a test on the ranks of one process, and how each of them ended; without pytest.
+- `ranks`: a function of pytest: its arguments in each rank.
+- `cases`, `case_marks`: methods of unittest.TestCase, for `gpusim.testing.ranks`.
+- `torch_cases`: PyTorch's own classes of tests.
+- `copies`, `outputs`: data and standard output of a rank.
+- `failures`: the report of a failed test on its ranks.
 - `processes`: ranks that are processes, by poprun.
 """

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
 from gpusim.maps.call_site import GPUSIM_MODULES, is_users
+from gpusim.words import plural
 
-__all__ = ["Failure", "alike", "names", "of_user", "place", "short", "shown_trace", "with_notes"]
+__all__ = [
+    "Failure",
+    "alike",
+    "names",
+    "of_user",
+    "place",
+    "short",
+    "shown_trace",
+    "stack_of",
+    "with_notes",
+]
+
+DEEPEST = 8
+"""Frames of a stack that are shown, the innermost."""
 
 
 class Failure(NamedTuple):
@@ -28,8 +43,10 @@ def shown_trace(trace: TracebackType | None) -> TracebackType | None:
     """The part of a rank's traceback to show: the user's code alone, if gpusim has raised.
 
     An exception that several ranks raise has the frames of all of them, the last one's first.
+    Frames of what runs the test, PyTorch's and gpusim's, are left out.
     """
     name = ""
+    trace = within_test(trace)
     entry = trace
     while entry is not None:
         module = entry.tb_frame.f_globals.get("__name__", "")
@@ -37,6 +54,16 @@ def shown_trace(trace: TracebackType | None) -> TracebackType | None:
             name = module
         entry = entry.tb_next
     return of_user(trace) if name.startswith(GPUSIM_MODULES) else trace
+
+
+def within_test(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback inside of the test: behind the last frame of what runs it."""
+    shown = entry = trace
+    while entry is not None:
+        if entry.tb_frame.f_globals.get("__name__", "").startswith("gpusim.tools.testing."):
+            shown = entry.tb_next or shown
+        entry = entry.tb_next
+    return shown
 
 
 def with_notes(error: BaseException, notes: Sequence[str]) -> BaseException:
@@ -58,7 +85,7 @@ def names(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     shown = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(shown)}"
+    return f"{plural('rank', len(ranks))} {', '.join(shown)}"
 
 
 def users_frames(trace: TracebackType | None) -> Iterator[tuple[TracebackType, str]]:
@@ -97,6 +124,16 @@ def of_user(trace: TracebackType | None) -> TracebackType | None:
     for entry, _ in reversed(list(users_frames(trace))):
         own = TracebackType(own, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return own
+
+
+def stack_of(trace: TracebackType | None) -> tuple[str, ...]:
+    """The user's own frames, the innermost last: where each is, and what stands there."""
+    lines = []
+    for entry, _ in users_frames(trace):
+        code = entry.tb_frame.f_code
+        text = linecache.getline(code.co_filename, entry.tb_lineno).strip()
+        lines.append(f"{short(code.co_filename)}:{entry.tb_lineno} in {code.co_name}: {text}")
+    return tuple(lines[-DEEPEST:])
 
 
 def short(site: str) -> str:

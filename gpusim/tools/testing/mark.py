@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import pytest
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gpusim.reduction import as_reduction
 from gpusim.runtime import environment
+
+if TYPE_CHECKING:
+    import pytest
 
 __all__ = ["RanksMark", "count_of", "has_own_rank", "mark_of", "parametrize", "prepare"]
 
@@ -40,6 +41,7 @@ class RanksMark:
     processes: bool = False
     equals: int | None = None
     check: bool | str = True
+    device: str | None = None
 
     def __post_init__(self) -> None:
         counts = self.counts
@@ -58,9 +60,13 @@ class RanksMark:
             raise TypeError(f"processes={self.processes!r}: expected True or False")
         if self.axis is not None and not isinstance(self.axis, str):
             raise TypeError(f"axis={self.axis!r}: expected the name of an axis")
+        if self.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"device={self.device!r}: expected None, 'cpu' or 'cuda'")
         for name, chosen in (("axis", self.axis is not None), ("processes", self.processes)):
             if chosen and self.init is not True:
                 raise ValueError(f"init={self.init!r}: expected no {name}; it is torch's")
+            if chosen and self.device is not None:
+                raise ValueError(f"device={self.device!r}: expected no {name}; it is torch's")
         if self.processes and self.axis is not None:
             raise ValueError(f"axis={self.axis!r}: expected no processes=True")
         if self.processes and self.schedule != "turns":
@@ -79,6 +85,8 @@ class RanksMark:
                 raise ValueError(f"equals={self.equals!r}: expected no {name}; it is torch's")
         if self.schedule != "turns":
             raise ValueError(f"equals={self.equals!r}: expected schedule='turns'")
+        if self.device is not None and self.device != "cpu":
+            raise ValueError(f"equals={self.equals!r}: expected device=None or 'cpu'")
 
     def _check_reduction(self) -> None:
         if self.order is not None and self.reduction is not None:
@@ -93,6 +101,10 @@ class RanksMark:
         if given is not None and not (of_torch and callable(given)):
             given = as_reduction(given, name)
         object.__setattr__(self, "reduction", given)
+
+    def on(self, count: int, **changes: Any) -> RanksMark:
+        """The same on this number of ranks."""
+        return replace(self, count=count, order=None, **changes)  # `reduction` has what order says
 
     @property
     def counts(self) -> tuple[Any, ...]:
@@ -111,6 +123,8 @@ def mark_of(item: Any) -> RanksMark | None:
     try:
         return RanksMark(*mark.args, **mark.kwargs)
     except (TypeError, ValueError) as error:
+        import pytest
+
         text = str(error).replace("RanksMark.__init__()", "ranks()")
         pytest.fail(f"{item.nodeid}: pytest.mark.ranks: {text}", pytrace=False)
 
@@ -135,6 +149,8 @@ def count_of(item: pytest.Function, mark: RanksMark) -> int:
 
 def prepare(item: pytest.Item) -> None:
     """Refuse tests that cannot run on ranks, before their fixtures are evaluated."""
+    import pytest
+
     mark = mark_of(item)
     assert mark is not None
 
@@ -142,6 +158,11 @@ def prepare(item: pytest.Item) -> None:
         pytest.fail(f"{item.nodeid}: pytest.mark.ranks: {why}", pytrace=False)
 
     function = getattr(item, "obj", None)
+    if type(item).__name__ == "TestCaseFunction":
+        refuse(
+            f"{item.name} is a method of a unittest.TestCase; decorate the class or the method "
+            f"with `@ranks({mark.count})`, from gpusim.testing, in place of the mark"
+        )
     if type(item) is not pytest.Function or function is None:
         refuse(f"expected a test function, got a {type(item).__name__}")
         return

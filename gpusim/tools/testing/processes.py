@@ -137,7 +137,7 @@ def is_consequence(report: pytest.TestReport) -> bool:
 def read_reports(config: pytest.Config, path: Path) -> list[pytest.TestReport]:
     """The output of one process; less if it was killed."""
     found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             data = json.loads(line)
             hook = config.hook.pytest_report_from_serializable
