@@ -63,6 +63,7 @@ lint: $(VENV)/.test  ## style, format and types
 
 docs: $(VENV)/.docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python -m tests.project.site site
 	@echo "open site/index.html"
 
 # In an environment of its own: JAX, PyTorch and MPI take more than a gigabyte.

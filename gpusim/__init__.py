@@ -6,6 +6,7 @@ are the same operations on stacked arrays.
 """
 
 from . import collectives, fallback, groups, lax, tree
+from .delayed import DelayedScaling
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -44,6 +45,7 @@ fallback.kernels.provide("gpusim.compiled")
 __all__ = [
     "CollectiveMismatchError",
     "DeadlockError",
+    "DelayedScaling",
     "Format",
     "GpusimError",
     "Groups",

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["available", "load", "require", "tested"]
+__all__ = ["MissingPackageError", "PackageError", "available", "load", "require", "tested"]
 
 # By module: the package's name in messages, and what installs it.
 _PACKAGES = {
@@ -27,6 +27,18 @@ _PACKAGES = {
 }
 
 _TESTED = {"jax": ("0.10.2", "0.12.0.1")}
+
+
+class PackageError(ImportError):
+    """An optional package that is needed cannot be imported; commands end with exit code 2."""
+
+
+class MissingPackageError(PackageError, ModuleNotFoundError):
+    """An optional package that is needed is not installed.
+
+    >>> issubclass(MissingPackageError, ModuleNotFoundError)
+    True
+    """
 
 
 def tested(module: str) -> tuple[str, ...]:
@@ -51,17 +63,17 @@ def require(user: str, *modules: str) -> None:
     - `user`: who needs them, with the verb: the beginning of the error's message.
     - `modules`: the names of the top-level modules.
 
-    **Raises**: ModuleNotFoundError, which names the missing packages and the command that installs
+    **Raises**: MissingPackageError, which names the missing packages and the command that installs
     them.
 
     >>> require("tables need", "numpy")
     >>> require("tables need", "no_such_module")
     Traceback (most recent call last):
-    ModuleNotFoundError: tables need no_such_module: pip install no_such_module
+    gpusim.optional.MissingPackageError: tables need no_such_module: pip install no_such_module
     """
     missing = [module for module in modules if not available(module)]
     if missing:
-        raise ModuleNotFoundError(_message(user, missing), name=missing[0])
+        raise MissingPackageError(_message(user, missing), name=missing[0])
 
 
 def load(user: str, module: str) -> Any:
@@ -71,7 +83,7 @@ def load(user: str, module: str) -> Any:
 
     **Returns**: the module.
 
-    **Raises**: ModuleNotFoundError as `require`; ImportError with the same message if the package
+    **Raises**: MissingPackageError as `require`; PackageError with the same message if the package
     is installed and cannot be imported. Its cause says why.
     """
     try:
@@ -79,7 +91,7 @@ def load(user: str, module: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         require(user, package)
-        raise ImportError(_message(user, [package]), name=module) from error
+        raise PackageError(_message(user, [package]), name=module) from error
 
 
 def _message(user: str, modules: list[str]) -> str:

@@ -167,7 +167,7 @@ def read(path: str | os.PathLike[str]) -> OrderFile:
     """Read and check a file.
 
     **Raises**: OSError for a file that cannot be read; ValueError, with the place in it, for one
-    that is no such file, is too large, or contradicts itself.
+    of another kind, that is too large, or that contradicts itself.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:

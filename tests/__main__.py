@@ -39,8 +39,8 @@ def call(part: str, lane: str, paths: list[str], options: list[str]) -> int:
         command = [sys.executable, "-m", "pytest", *paths, *options]
         running = subprocess.Popen(command, cwd=ROOT, env=environment)
         watch = Watch(Path(folder))
-        # pytest says what it has done so far. A second SIGINT would cut it off there, so one that the
-        # terminal has sent to both is not passed on.
+        # pytest says what it has done so far. A second SIGINT would cut it off there, so one that
+        # the terminal has sent to both is not passed on.
         shared = at_a_terminal()
         before = signal.signal(
             signal.SIGINT, lambda number, _: None if shared else running.send_signal(number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shlex
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from gpusim.devices.locks import read_locked
 from gpusim.devices.table import Device, Table
+from gpusim.platforms import user_id
 
 __all__ = ["Holder", "holders", "local_record"]
 
@@ -66,9 +66,11 @@ def local_record(device: Device) -> bytes:
 def user_name() -> str:
     """This user's name; the number where the system knows none, as in some containers."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+        import pwd
+
+        return pwd.getpwuid(user_id()).pw_name
+    except (KeyError, ImportError):  # Windows has no such list
+        return str(user_id())
 
 
 def holders(ipus: Iterable[int] | None = None) -> dict[int, Holder]:

@@ -69,6 +69,6 @@ def first_value(file: Path, key: str) -> str | None:
 def read(file: Path) -> str:
     """The file's text; empty if it is missing."""
     try:
-        return file.read_text(errors="replace")
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim.devices.errors import DeviceError
+from gpusim.platforms import PLAIN, lacks, user_id
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -26,7 +27,6 @@ GATE = "gate.lock"
 GATE_PATIENCE = 10.0  # seconds: a process that holds the gate for longer was stopped inside
 GATE_POLL = 0.001
 MAX_RECORD = 65536  # bytes that are read of a holder's record
-PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block us
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 WAY_OUT = "name another folder with GPUSIM_RUNTIME_DIR"
 
@@ -177,7 +177,7 @@ def runtime_folder() -> Path:
         return Path(named).absolute()
     shared = Path("/tmp")
     base = shared if shared.is_dir() else Path(tempfile.gettempdir())
-    return base / f"gpusim-{os.getuid()}"
+    return base / f"gpusim-{user_id()}"
 
 
 def open_folder() -> Path:
@@ -186,6 +186,8 @@ def open_folder() -> Path:
     DeviceError if it is a link, or if the default folder is open to other users. The permissions
     of a folder that GPUSIM_RUNTIME_DIR names are up to the user.
     """
+    if not hasattr(os, "pwrite"):
+        raise DeviceError(str(lacks("locks on simulated IPUs", "pwrite")))
     path = runtime_folder()
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -196,7 +198,7 @@ def open_folder() -> Path:
         raise DeviceError(f"{path} is not a usable folder ({error.strerror}): {WAY_OUT}") from error
     if not stat.S_ISDIR(state.st_mode):
         raise DeviceError(f"{path} is not a usable folder (a link): {WAY_OUT}")
-    private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
+    private = state.st_uid == user_id() and not stat.S_IMODE(state.st_mode) & 0o077
     if not private and not os.environ.get("GPUSIM_RUNTIME_DIR"):
         raise DeviceError(f"{path} is not this user's alone: remove it, or {WAY_OUT}")
     return path

@@ -20,6 +20,7 @@ GPUSIM_MODULES = (
     "gpusim.reduction",
     "gpusim.rounding",
     "gpusim.tools.equal",
+    "gpusim.tools.testing",
     "gpusim.torch",
     "gpusim.trees",
 )

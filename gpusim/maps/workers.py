@@ -221,7 +221,7 @@ def _bounds() -> list[tuple[str, int]]:
         ("pids.max of the cgroup", "/sys/fs/cgroup/pids.max", 1),
     ):
         try:
-            bounds.append((name, int(Path(path).read_text()) // share))
+            bounds.append((name, int(Path(path).read_text(encoding="utf-8")) // share))
         except (OSError, ValueError):  # no such file, or "max"
             pass
     try:

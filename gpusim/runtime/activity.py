@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpusim.platforms import PLAIN, after_fork
 from gpusim.runtime import environment
 
 __all__ = ["ENDED", "FOLDER", "Activity", "is_free", "note", "note_end", "read", "repeat"]
@@ -106,9 +107,9 @@ def read(folder: str | os.PathLike[str]) -> dict[int, Activity]:
 def open_file() -> int | None:
     """The heartbeat file of this process; None if it has none."""
     folder = os.environ.get(FOLDER)
-    if not folder:
+    if not folder or not hasattr(os, "pwrite"):  # poprun does not start Windows's processes
         return None
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | PLAIN
     try:
         file = os.open(Path(folder) / f"instance-{environment.read().instance}", flags, 0o600)
     except (OSError, ValueError):
@@ -144,4 +145,4 @@ def forget() -> None:
     _file, _opened = None, True
 
 
-os.register_at_fork(after_in_child=forget)
+after_fork(forget)

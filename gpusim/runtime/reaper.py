@@ -222,7 +222,7 @@ def stat_of(pid: int) -> list[str]:
 
 def read(path: str) -> str:
     try:
-        return Path(path).read_text(errors="surrogateescape")
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""
 

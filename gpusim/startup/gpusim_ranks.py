@@ -131,7 +131,7 @@ def _wrapper(name: str, genuine: Callable[..., Any]) -> Callable[..., Any]:
             return genuine(*args, **named)
         return getattr(client(), name)(genuine, *args, **named)
 
-    setattr(function, "gpusim_genuine", genuine)  # noqa: B010
+    setattr(function, "gpusim_genuine", genuine)  # noqa: B010  # mypy knows no such attribute
     return function
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
+from gpusim.optional import PackageError
+from gpusim.platforms import printable
 from gpusim.tools import jaxrun, options, program, run, schedule, torchrun
 from gpusim.tools.compare import command as compare
 from gpusim.tools.equal import command as equal
@@ -30,6 +32,9 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        printable(stream)
+    open_streams()
     parser = command_line()
     words = list(sys.argv[1:] if argv is None else argv)
     rest: list[str] = []
@@ -60,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except options.UsageError as error:
+    except (options.UsageError, PackageError) as error:
         return _wrong(arguments, error)
     except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
         print(f"gpusim {arguments.command}: {_reason(error)}", file=sys.stderr)
@@ -71,8 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _wrong(arguments: argparse.Namespace, error: options.UsageError) -> int:
-    """Say what is wrong with the arguments; the exit code."""
+def open_streams() -> None:
+    """Give a process whose standard output or error is closed (`>&-`) one that leads nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # as long as the process
+
+
+def _wrong(arguments: argparse.Namespace, error: Exception) -> int:
+    """Print why nothing was run: wrong arguments, or a missing package; the exit code."""
     print(f"gpusim {arguments.command}: {error}", file=sys.stderr)
     return options.WRONG
 

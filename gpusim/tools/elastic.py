@@ -149,7 +149,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a run, over all its starts.
+    """How a run has ended, over all its starts.
 
     **Attributes**: `attempts` is how many starts there were; `failures` are all ranks that have
     ended badly, by start, the first failure first; `recovered` says that there were failures and

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim import bounded_json
+from gpusim.platforms import PLAIN
 
 __all__ = ["LARGEST", "ErrorFiles", "RecordedError", "error_files", "recorded_error", "variables"]
 
@@ -20,7 +21,7 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class RecordedError:
-    """What a rank's `@record` has left in its error file: a message, and a traceback if any."""
+    """The message that a rank's `@record` has left in its error file, and its traceback if any."""
 
     message: str
     traceback: str = ""
@@ -56,7 +57,7 @@ def recorded_error(path: Path) -> RecordedError | None:
     **Raises**: OSError if there is none, ValueError if it is none of them, or too large.
     """
     # A pipe in its place would wait for a writer; a link could name any file.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = os.open(path, os.O_RDONLY | PLAIN)
     with open(file, "rb") as stream:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise ValueError("an error file is a regular file")
@@ -87,7 +88,7 @@ def error_files() -> Iterator[ErrorFiles]:
 def variables(
     files: ErrorFiles, ranks: int, attempt: int = 0, max_restarts: int = 0
 ) -> list[dict[str, str]]:
-    """What torchrun's agent adds to the environment of each rank, in one start."""
+    """The variables that torchrun's agent adds to the environment of each rank, in one start."""
     return [
         {
             "TORCHELASTIC_ERROR_FILE": str(files.path(rank, attempt)),

@@ -65,7 +65,9 @@ def begin_fork(run: Callable[[], int], output: Path | None, alone: bool = False)
                 for mine, own in ((null, 0), (file, 1), (file, 2)):
                     os.dup2(mine, own)
                 # A caller may have put others in their place, as pytest does.
-                sys.stdout, sys.stderr = (open(each, "w", 1, closefd=False) for each in (1, 2))
+                sys.stdout, sys.stderr = (
+                    open(each, "w", 1, closefd=False, encoding="locale") for each in (1, 2)
+                )
             code = run()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1

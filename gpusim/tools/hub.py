@@ -34,6 +34,7 @@ from gpusim.tools.members import Forming, Member, World
 from gpusim.tools.options import note
 from gpusim.tools.outputs import RankOutputs
 from gpusim.tools.records import numbered, record_of, show_summary
+from gpusim.words import count
 
 __all__ = ["hub"]
 
@@ -221,9 +222,9 @@ class Hub:
         forming = [member for each in self.forming.values() for member in each.members]
         return forming + [member for world in self.worlds for member in world.members]
 
-    def watch(self, end: Any, act: Callable[[], None], events: int = select.POLLIN) -> None:
+    def watch(self, end: Any, act: Callable[[], None], events: int | None = None) -> None:
         self.ready[end.fileno()] = act
-        self.poll.register(end, events)
+        self.poll.register(end, select.POLLIN if events is None else events)
 
     def forget(self, end: socket.socket) -> None:
         if self.ready.pop(end.fileno(), None) is not None:
@@ -298,7 +299,7 @@ class Hub:
                 self.watch(end, lambda: self.end_join(end))
                 return
             member = Member(end, process, about)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             end.close()
             return
         end.setblocking(True)
@@ -333,7 +334,8 @@ class Hub:
             if member.key == world.key and world.size > 1 and not world.first.is_gone():
                 return (
                     f"init_process_group: {member.key} is in use (EADDRINUSE) by a world of "
-                    f"{world.size} ranks, whose rank 0 (process {world.first.process}) has not "
+                    f"{count(world.size, 'rank')}, whose rank 0 (process "
+                    f"{world.first.process}) has not "
                     "destroyed its group"
                 )
         return ""
@@ -380,7 +382,8 @@ class Hub:
         )
         if self.options.command == "run" and self.options.check:
             print(
-                f"gpusim run: check: the {forming.size} ranks of world {number} are not checked; "
+                f"gpusim run: check: the {count(forming.size, 'rank')} of world {number} are "
+                "not checked; "
                 "gpusim torchrun --check checks ranks, and starts them itself",
                 file=sys.stderr,
                 flush=True,

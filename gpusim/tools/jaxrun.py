@@ -68,7 +68,7 @@ class ProgramFailed(Exception):
 
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit code, or 0."""
-    require("gpusim jaxrun needs", "jax")
+    require("programs of JAX need", "jax")
     reduction = reduction_of(options)
     check_records(options, folder_only=True)
     if options.record is not None and reduction is None:

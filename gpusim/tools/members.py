@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from gpusim.words import count
+
 __all__ = ["Forming", "Member", "World"]
 
 SHOWN = 8
@@ -91,7 +93,8 @@ class Forming:
         lacks = [rank for rank in range(self.size) if rank not in there]
         came = ", ".join(map(str, self.in_order()[:SHOWN]))
         return (
-            f"of {self.size} ranks that are to meet at {self.key}, {ranks_in_words(lacks)} "
+            f"of {count(self.size, 'rank')} that are to meet at {self.key}, "
+            f"{ranks_in_words(lacks)} "
             f"{'have' if len(lacks) > 1 else 'has'} not come; there {_is(self.members)} {came}"
         )
 

@@ -17,6 +17,7 @@ from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from gpusim.recording import RecordedCall
+from gpusim.words import count
 
 __all__ = ["INTERVAL", "RankOutputs", "TaggedStream", "tagged_output"]
 
@@ -55,7 +56,8 @@ class RankOutputs:
             self.last = now
             minutes, seconds = divmod(int(now - self.begun), 60)
             text = (
-                f"{minutes}:{seconds:02}  {self.calls:,} calls, now {call.operation} of rank "
+                f"{minutes}:{seconds:02}  {count(self.calls, 'call')}, now {call.operation} "
+                "of rank "
                 f"{call.rank} at {Path(call.site).name}"
             )
             self.terminal.write(f"{ERASE}{text[: get_terminal_size().columns - 1]}")
@@ -106,7 +108,7 @@ class RankOutputs:
             if rank == self.only and os.isatty(0):
                 # input() edits lines, and writes its prompt past the streams: it has to come after
                 # what they have written.
-                sys.stdin = open(0, closefd=False)
+                sys.stdin = open(0, closefd=False, encoding="locale")
                 for stream in streams:
                     stream.waits = True
             elif self.only in (None, rank):
@@ -153,7 +155,7 @@ def input_by_bytes() -> TextIO:
 
     Its number is not 0, as input() then writes its prompt to the rank's own output.
     """
-    bytewise: Any = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(0)), 1))
+    bytewise: Any = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(0)), 1), encoding="locale")
     bytewise._CHUNK_SIZE = 1  # of CPython; elsewhere only what is left unread differs
     stream: TextIO = bytewise
     return stream

@@ -13,6 +13,7 @@ from gpusim.recording import RecordedCall, Recorder
 from gpusim.recording.traces import Trace
 from gpusim.tools.outputs import RankOutputs
 from gpusim.tools.tables import print_table
+from gpusim.words import count
 
 __all__ = ["numbered", "record_of", "show_summary"]
 
@@ -70,7 +71,10 @@ def show_summary(recorder: Recorder, ranks: int) -> None:
         ]
         for row in rows[:SHOWN]
     ]
-    title = f"Collectives of {ranks} ranks, with the calls and bytes of the rank that makes most"
+    title = (
+        f"Collectives of {count(ranks, 'rank')}, with the calls and bytes of the rank "
+        "that makes most"
+    )
     if len(rows) > SHOWN:
         title += f" (the {SHOWN} with most bytes of {len(rows)})"
     headings = ["place", "operation", "order", "dtype", "group", "size", "ranks", "calls", "bytes"]

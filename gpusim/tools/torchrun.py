@@ -25,6 +25,7 @@ from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.files import flush_all
 from gpusim.maps.call_site import is_users
 from gpusim.maps.ending import quiet_ends
+from gpusim.optional import require
 from gpusim.recording import Recorder
 from gpusim.runtime import environment
 from gpusim.runtime.world import World
@@ -38,6 +39,7 @@ from gpusim.tools.outputs import RankOutputs, tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.records import numbered, record_of, show_summary
 from gpusim.tools.torchrun_options import ENGINES, add_modes, add_ranks, add_torchruns
+from gpusim.words import count, every
 
 __all__ = ["add", "options_of", "run"]
 
@@ -133,10 +135,17 @@ def run(options: argparse.Namespace) -> int:
         options.check = ""
     if options.check is not None and options.instances > 1:
         raise UsageError(CHECK_HERE)
+    if options.check is not None and options.json is not None and options.faults is None:
+        if options.check_report is not None:
+            raise UsageError(
+                f"--json {options.json}: expected no --check-report, which is the same"
+            )
+        options.check_report, options.json = options.json, None
     check_report_target(options)
     if options.schedule == "free" and (options.orders or options.check_order is not None):
         raise UsageError(ORDERS_TAKE_TURNS)
     shared_options.check_records(options)
+    require("simulated ranks need", "torch")
     if asks_for_campaign(options):
         with ends_by_signals():  # of the runs' forks
             return run_campaign(options, run, ranks, runs_processes(options))
@@ -163,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
     processes = alone or options.instances > 1
     note(
         options,
-        f"{options.script} on {ranks} rank{'s' * (ranks > 1)}, "
+        f"{options.script} on {count(ranks, 'rank')}, "
         f"{'processes' if processes else 'threads of this process'}, "
         f"{'in turns' if options.schedule == 'turns' else 'as many at a time as there are cores'}; "
         f"sums: {options.reduction or 'linear'}",
@@ -404,7 +413,7 @@ def world_of(instances: int, ranks: int) -> World:
     found = environment.read().instances
     if found != instances:
         raise UsageError(
-            f"--instances {instances}: this command runs as {found} instance{'s' * (found > 1)}; "
+            f"--instances {instances}: this command runs as {count(found, 'instance')}; "
             f"start it by mpirun -n {instances} gpusim torchrun --instances {instances} ..."
         )
     return World.from_environment(replicas=ranks)
@@ -418,8 +427,10 @@ def note_instances(ranks: int) -> None:
         return
     if launch.launcher in ("openmpi", "mpich", "slurm") and launch.instances > 1 > launch.instance:
         print(
-            f"gpusim torchrun: {launch.launcher} has started {launch.instances} instances of this "
-            f"command, and each runs all {ranks} ranks; --instances {launch.instances} spreads the "
+            f"gpusim torchrun: {launch.launcher} has started "
+            f"{count(launch.instances, 'instance')} of this "
+            f"command, and each runs {every(ranks, 'rank')}; --instances {launch.instances} "
+            "spreads the "
             "ranks over them",
             file=sys.stderr,
         )

@@ -22,6 +22,7 @@ REDUCTIONS = (
     Reduction(order="tree", accumulate="float32"),
     Reduction(order="reverse"),
     Reduction(order="exact"),
+    Reduction(order="kahan"),
     Reduction(order="ring"),
     Reduction(order="gloo-ring"),
     Reduction(rounding="stochastic", seed=3),
@@ -85,7 +86,7 @@ def test_small_leaves_of_one_dtype_are_one_fold(folds: list[int]) -> None:
     assert all((x == 4).all() and x.flags.writeable for x in found.values())
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS[4:])
+@pytest.mark.parametrize("reduction", REDUCTIONS[5:])
 def test_orders_that_depend_on_the_place_are_not_joined(
     reduction: Reduction, folds: list[int]
 ) -> None:

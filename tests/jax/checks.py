@@ -37,7 +37,8 @@ def reductions() -> list[tuple[Reduction, tuple[str, ...]]]:
     """Orders, accumulators, roundings and twins, each with dtypes that it adds."""
     floating = DTYPES[:4]
     found = [
-        (Reduction(order=order), DTYPES) for order in ("linear", "reverse", "tree", "ring", "exact")
+        (Reduction(order=order), DTYPES)
+        for order in ("linear", "reverse", "tree", "ring", "exact", "kahan", "neumaier")
     ]
     found += [
         (Reduction(order="ring", accumulate="float16"), ("float32", "float16")),

@@ -24,7 +24,7 @@ COMMANDS = {
     "gc-monitor": "No attached processes",
     "poprun --help": "usage: poprun ",
 }
-#: These end with exit code 1, and say which extra they need.
+#: These end with exit code 2, as nothing has run, and say which extra they need.
 REFUSED = {
     "gpusim torchrun program.py": "torch",
     "gpusim jaxrun program.py": "jax",
@@ -78,7 +78,7 @@ def commands() -> None:
         assert done.returncode == 0 and expected in done.stdout, (command, done)
     for command, extra in REFUSED.items():
         done = subprocess.run(command.split(), capture_output=True, text=True)
-        assert done.returncode == 1 and names_extra(done.stderr, extra), (command, done)
+        assert done.returncode == 2 and names_extra(done.stderr, extra), (command, done)
         assert "Traceback" not in done.stderr, (command, done)
     print(f"ran: {', '.join([*COMMANDS, *REFUSED])}")
 

@@ -44,12 +44,14 @@ SHARES = {
     "tests/check/test_page.py": 0.2,
     "tests/check/test_planted.py": 0.15,  # each is a run of the command
     "tests/collectives": 0.3,
+    "tests/compare/test_pairs.py": 0.3,  # each takes seconds
     "tests/compiled": 0.5,
     "tests/contract": 0.3,
     "tests/cuda": 0.25,
     "tests/equal": 0.05,  # each takes seconds
     "tests/equal/test_tables.py": 1.0,
     "tests/faults": 0.3,
+    "tests/fuzz": 0.4,  # each is a process
     "tests/gpu": 0.25,
     "tests/jax": 0.4,
     "tests/maps": 0.3,
@@ -81,8 +83,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "tests/check",
             "tests/faults",
             "tests/resume",
+            "tests/tools/test_ci_recipe.py",
             "tests/tools/test_equal*.py",
             "tests/tools/test_run.py",
+            "tests/tools/test_skill.py",
             "tests/tools/test_torchrun*.py",
             "tests/tools/test_testing*.py",
         ),
@@ -113,8 +117,11 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("tests/torch/test_torch.py",),
     ),
-    "tools": (("tests/tools", "tests/equal"), ("tests/contract/test_reduction.py",)),
-    "project": (("tests/project", "tests/oracles", "gpusim"), ()),
+    "tools": (
+        ("tests/tools", "tests/equal", "tests/compare"),
+        ("tests/contract/test_reduction.py",),
+    ),
+    "project": (("tests/project", "tests/oracles", "tests/fuzz", "gpusim"), ()),
 }
 
 #: Tests that fork this process, or compare with real processes of torch or MPI. They run in a
@@ -123,6 +130,7 @@ FORKS = (
     "gpusim/equal.py",  # a doctest
     "gpusim/poptorch/data",  # a doctest
     "tests/check",
+    "tests/compare",
     "tests/contract/test_memory.py",
     "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",
@@ -136,12 +144,14 @@ FORKS = (
     "tests/project/test_docs.py",
     "tests/resume",
     "tests/tools/reveal/test_reveal_engines.py",
+    "tests/tools/test_ci_recipe.py",
     "tests/tools/test_equal.py",
     "tests/tools/test_equal_check.py",
     "tests/tools/test_equal_programs.py",
     "tests/tools/test_one_spelling.py",
     "tests/tools/test_record.py",
     "tests/tools/test_run.py",
+    "tests/tools/test_skill.py",
     "tests/tools/test_testing*.py",
     "tests/tools/test_torchrun*.py",
     "tests/tools/test_twins.py",

@@ -16,6 +16,8 @@ from gpusim.popdist import backend
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"^```(python|pycon)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WING = ("poptorch", "popxl", "popxl-ops", "devices")
+"""Pages of the reference that belong to the IPU interfaces."""
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -58,7 +60,8 @@ def test_pages_of_ipu_interfaces_are_the_last_section() -> None:
     assert sections[-1][0] == "IPU interfaces:"
     listed = {line.strip(" -") for line in sections[-1][1:] if line}
     expected = {page.name for page in (ROOT / "docs").glob("*.md") if page.name.startswith("pop")}
-    assert listed == expected | {"devices.md", "porting.md"}
+    expected |= {"devices.md", "porting.md"}
+    assert listed == expected | {f"reference/{name}.md" for name in WING}
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
     wing = ["Devices", "PopDist", "PopTorch", "PopTorch experimental addons", "PopXL"]
     assert headings[-len(wing) :] == wing

@@ -198,5 +198,5 @@ print(gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(np.arange(4.0))[0])
 def test_fresh_environment_says_what_to_install(fresh: Path, tmp_path: Path) -> None:
     assert "pip install 'gpusim[study]'" in python("-m", "gpusim", "info", run=fresh, cwd=tmp_path)
     demo = subprocess.run([fresh, "-E", "-m", "gpusim", "demo"], cwd=tmp_path, capture_output=True)
-    assert demo.returncode == 1
+    assert demo.returncode == 2
     assert b"needs scikit-learn, matplotlib, rich: pip install 'gpusim[study]'" in demo.stderr

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # From the top: a module imports modules of its own package, and of lines below.
 LAYERS = """
-    __main__ equal study
+    __main__ equal study testing
     tools
     standins
     aliases
@@ -24,7 +24,7 @@ LAYERS = """
     poptorch
     devices
     gpusim
-    torch jax
+    torch jax delayed
     lax random rounding tree
     maps
     collectives
@@ -34,7 +34,9 @@ LAYERS = """
     figures reduction
     revealed twins
     recording wires
-    bounded_json errors files formats groups libraries optional startup trees version
+    platforms
+    bounded_arrays bounded_json errors files formats groups libraries optional startup trees
+    version words
     fallback
     module_alias
 """

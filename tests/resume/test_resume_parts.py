@@ -124,7 +124,7 @@ def run(ranks: int, taken: list[list[list[int]]], **end: Any) -> Run:
         )
         for rank in range(ranks)
     ]
-    return Run(Trace(*own))  # type: ignore[arg-type]
+    return Run(Trace(*own))
 
 
 TWO = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]

@@ -56,6 +56,8 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "--reduction": {"study": "a list"},
     "--seed": {"torchrun": "may be random"},
     "--out": {"schedule": "the older name of --picture", "reveal": "the file"},
+    "--error-feedback": {"study": "over so many steps", "study train": "in all steps"},
+    "--seeds": {"study": "of rounding, a list", "study train": "how many, from --seed on"},
     "--steps": {"resume": "counted over the run that saves and the one that loads"},
     "--threads": {"study": "how many", "torchrun": "ranks are threads"},
     "--module": {"run": "has the name as its value, so that -mNAME is one word, as python's"},
@@ -429,6 +431,7 @@ def test_twin_prints_json(records: Path, capsys: pytest.CaptureFixture[str]) -> 
         "rows": [],
         "revealed": [],
         "not asked": ["nccl-ring"],
+        "install": {},  # the command starts no NCCL
     }
 
 

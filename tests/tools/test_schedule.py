@@ -408,6 +408,6 @@ def test_without_matplotlib_the_command_names_the_extra(tmp_path: Path) -> None:
         text=True,
         timeout=PATIENCE,
     )
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert "pictures need matplotlib: pip install 'gpusim[study]'" in answer.stderr
     assert not (tmp_path / "a.svg").exists()

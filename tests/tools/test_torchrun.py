@@ -29,6 +29,7 @@ from gpusim.tools import outputs as outputs_of_ranks
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
+from gpusim.words import count
 from tests.oracles.budget import budget
 from tests.oracles.machine_time import PATIENCE, until
 
@@ -412,10 +413,10 @@ def test_progress_on_a_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["torchrun", "--nproc-per-node=2", *options, script(tmp_path, text)]) == 0
     written = terminal.getvalue()
-    shown = [part for part in re.split("\r\x1b\\[K|\n", written) if "calls" in part]
+    shown = [part for part in re.split("\r\x1b\\[K|\n", written) if ", now " in part]
     expected = ["all_reduce"] * 6 + ["barrier"] * 2
     for number, (line, operation) in enumerate(zip(shown, expected, strict=True), 1):
-        assert line.startswith(f"0:0{line[3]}  {number} calls, now {operation} of rank ")
+        assert line.startswith(f"0:0{line[3]}  {count(number, 'call')}, now {operation} of rank ")
         assert len(line) < 60
     assert " at train.py:5" in shown[0]
     begun, *remains = re.sub(r"[^\n\r]*\r\x1b\[K", "", written).splitlines()

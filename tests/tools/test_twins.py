@@ -295,7 +295,7 @@ def test_infer_reads_nothing_that_is_no_array(
         "inputs has shape (2, 3), sum (2,)": {"inputs": x, "sum": x[:, 0]},
         "inputs has dtype float64, sum float32": {"inputs": x, "sum": x[0].astype("f4")},
         "expected floating-point or complex": {"inputs": x.astype(int), "sum": x[0].astype(int)},
-        "allow_pickle=False": {"inputs": objects, "sum": objects},
+        "holds Python objects": {"inputs": objects, "sum": objects},
         "raw bytes: expected --dtype": {"inputs": x.view("V8"), "sum": x[0].view("V8")},
     }
     for complaint, arrays in wrong.items():
@@ -312,7 +312,7 @@ def test_infer_reads_nothing_that_is_no_array(
     assert capsys.readouterr().err.splitlines() == [
         f"gpusim twin: {gone}: there is no such file",
         f"gpusim twin: {folder / 'a.npz'}: there is no folder {folder}",
-        f"gpusim twin: {tmp_path}: Is a directory",
+        f"gpusim twin: {tmp_path}: expected an .npz file with arrays inputs and sum",
     ]
 
 
@@ -322,7 +322,7 @@ def test_check_reports_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "all" in said and "1 twins" not in said
     if engine("openmpi"):  # MPICH is not there where Open MPI is
-        assert "Not compared, as no engine for them is here: mpich" in said
+        assert "Not compared, as mpich did not run here: mpich (pip install mpi4py mpich" in said
 
 
 def test_check_fails_where_a_twin_does(

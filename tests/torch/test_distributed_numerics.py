@@ -30,7 +30,8 @@ def total(reduction: Any, values: list[Tensor], op: Any = dist.ReduceOp.SUM) -> 
 
 
 @pytest.mark.parametrize(
-    "order", ["linear", "reverse", "tree", "ring", "exact", "mpich", "nccl-ring"]
+    "order",
+    ["linear", "reverse", "tree", "ring", "exact", "kahan", "neumaier", "mpich", "nccl-ring"],
 )
 def test_sums_are_gpusims(order: str) -> None:
     values = [torch.randn(50, generator=torch.Generator().manual_seed(i)) for i in range(5)]

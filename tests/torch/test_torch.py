@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -190,8 +191,14 @@ def test_nested_maps_and_tuples_of_names_have_the_bits_of_lax(
         )
 
 
-@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring", "exact"])
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize(
+    ("order", "rounding"),
+    [
+        *product(["linear", "reverse", "tree", "ring", "exact"], ["nearest", "stochastic"]),
+        ("kahan", "nearest"),
+        ("neumaier", "nearest"),
+    ],
+)
 def test_the_reduction_context_counts_as_it_does_for_arrays(order: str, rounding: str) -> None:
     x = values((OUTER, INNER, 6, 2), np.dtype(np.float16))
 

@@ -53,6 +53,8 @@ def groupings(replicas: int) -> dict[str, Any]:
 
 
 def reductions() -> Iterator[tuple[str, dict[str, Any]]]:
+    for order in ("kahan", "neumaier"):
+        yield order, {"order": order}
     for order in (*ORDERS, "exact"):
         yield order, {"order": order}
         yield f"{order}, stochastic", {"order": order, "rounding": "stochastic", "seed": 7}

@@ -20,13 +20,14 @@ import gpusim
 from gpusim.collectives.distributed import algorithms, job, layout
 from tests.oracles import programs as ps
 
+ACCUMULATORS = st.sampled_from((None, np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
 REDUCTIONS = st.builds(
     dict,
     order=st.sampled_from(("linear", "reverse", "tree", "ring", "exact")),
-    accumulate=st.sampled_from((None, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)),
+    accumulate=ACCUMULATORS,
     rounding=st.sampled_from(("nearest", "stochastic")),
     seed=st.sampled_from((0, 2**64 - 1)),
-)
+) | st.builds(dict, order=st.sampled_from(("kahan", "neumaier")), accumulate=ACCUMULATORS)
 # The outermost axis has a replica at least for each of three instances.
 AXES: tuple[ps.Axes, ...] = tuple((("i", size),) for size in (3, 4, 5, 6, 8, 9)) + tuple(
     (("x", x), ("y", y)) for x, y in ((3, 2), (4, 2), (5, 1), (3, 3))

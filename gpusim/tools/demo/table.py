@@ -10,6 +10,7 @@ from gpusim.files import atomic_write
 from gpusim.tools.demo.training import Comparison
 from gpusim.tools.digits import Digits
 from gpusim.tools.tables import print_table
+from gpusim.words import count
 
 __all__ = ["show", "write_csv"]
 
@@ -41,7 +42,8 @@ def cells(result: Comparison) -> list[str]:
 def show(results: Sequence[Comparison], data: Digits, epochs: int) -> None:
     """Print the table."""
     heading = (
-        f"{data.replicas} replicas, {data.share} images each a step, {epochs * data.steps} steps"
+        f"{count(data.replicas, 'replica')}, {data.share} images each a step, "
+        f"{count(epochs * data.steps, 'step')}"
     )
     print_table(heading, COLUMNS, [cells(result) for result in results], left=COLUMNS[:1])
     print(f"\n{CAPTION}")

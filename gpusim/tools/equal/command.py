@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     shared.check_outputs(options)
     if options.traces is not None:
         shared.check_folder("--traces", options.traces)
-    require("gpusim equal needs", "torch")
+    require("simulated ranks need", "torch")
     from gpusim.tools.equal import report
     from gpusim.tools.equal.running import FailedError, run_both
     from gpusim.tools.torchrun import ends_by_signals

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.words import count
+
 from .collecting import Collector
 from .items import OF_WEIGHTS, TOLERANCE, Item, arrangements, largest, whole_of
 from .matching import Matching, match
@@ -226,7 +228,8 @@ class Judge:
         left = sum(end.get("left_out", 0) for end in ends)
         if self.found.first is None and left:
             self.found.failure = (
-                f"{left} tensors were left out, as --trace-limit is reached: the others are related"
+                f"{count(left, 'tensor')} were left out, as --trace-limit is "
+                "reached: the others are related"
             )
 
     def _measure(self) -> None:

@@ -30,7 +30,7 @@ class Loaders:
         self.read: list[list[Any]] = []
         #: len() of loaders, in the order in which it was asked.
         self.lengths: list[int] = []
-        self._given = json.loads(Path(batches).read_text()) if batches else None
+        self._given = json.loads(Path(batches).read_text(encoding="utf-8")) if batches else None
         self._numbers: dict[int, int] = {}
 
     def install(self, stack: ExitStack) -> None:

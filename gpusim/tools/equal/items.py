@@ -189,7 +189,7 @@ def arrangements(item: Item) -> Iterator[tuple[Array, Parts]]:
 
 
 def candidates(whole: Any) -> Iterator[Array]:
-    """What the whole tensor may be: that of the one rank, or what the reference's ranks give."""
+    """The candidates for the whole tensor: the one rank's, or what the reference's ranks give."""
     if not isinstance(whole, list):
         yield whole
         return

@@ -71,7 +71,7 @@ def site_of(module: nn.Module) -> str:
 
 
 class Names:
-    """What the outermost modules are, and the names of what is in them.
+    """The outermost modules, and the names of all in them.
 
     Owner: the rank's main thread.
     """

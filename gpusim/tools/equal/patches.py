@@ -39,7 +39,7 @@ ALIASES = {
 
 
 class Watcher(Protocol):
-    """What a tracer does when a function is called."""
+    """The work of a tracer when a function is called."""
 
     settings: Settings
     paused: bool

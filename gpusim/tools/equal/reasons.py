@@ -23,7 +23,7 @@ BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of the first tensor without a relation.
+    """All that is known of the first tensor without a relation.
 
     **Attributes**: `reason`, one of a few words; `text`, a sentence; `error`, its largest
     difference by the largest element, NaN if no parts have the shape; `right`, ranks whose part is

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpusim.tools.page import html_table, write_page
 from gpusim.tools.tables import Cells
+from gpusim.words import count
 
 from .comparing import Comparison
 from .items import Item
@@ -73,7 +74,7 @@ def relations(found: Comparison) -> list[tuple[str, int]]:
 
 
 def notes(found: Comparison) -> list[str]:
-    """What the tracers changed in the programs, and which dtypes stayed narrow."""
+    """The changes that tracers made to the programs, and the dtypes that stayed narrow."""
     said: dict[str, None] = {}
     for trace in (found.reference, found.candidate):
         for own in trace.ends("notes"):
@@ -85,7 +86,7 @@ def notes(found: Comparison) -> list[str]:
     said |= dict.fromkeys(f"{name} stayed: first in the {at}" for name, at in narrow.items())
     left = sum(own.get("left_out", 0) for own in _ends(found))
     if left:
-        said[f"{left} tensors were left out: --trace-limit is reached"] = None
+        said[f"{count(left, 'tensor')} were left out: --trace-limit is reached"] = None
     return list(said)
 
 
@@ -94,15 +95,17 @@ def _ends(found: Comparison) -> list[dict[str, Any]]:
 
 
 def sentences(found: Comparison) -> list[str]:
-    """What was found, in lines; the first one is the answer."""
+    """The result in lines; the first one is the answer."""
     lines = []
     finding = explain(found)
     if found.failure:
         lines.append(f"NO ANSWER: {found.failure}")
     elif found.first is None or finding is None:
         lines.append(
-            f"EQUAL: the program on {found.candidate.ranks} ranks computes what the reference "
-            f"computes: {len(found.related):,} of {len(found.compared):,} tensors are related."
+            f"EQUAL: the program on {count(found.candidate.ranks, 'rank')} computes what the "
+            "reference "
+            f"computes: {len(found.related):,} of {count(len(found.compared), 'tensor')} are "
+            "related."
         )
     else:
         lines += different(found, found.first, finding)
@@ -114,7 +117,8 @@ def sentences(found: Comparison) -> list[str]:
     inner = [item for item in found.unrelated if found.equal]
     if inner:
         lines.append(
-            f"  {len(inner)} tensors inside of modules are related to none, without effect: "
+            f"  {count(len(inner), 'tensor')} inside of modules are related to none, without "
+            "effect: "
             f"first the {inner[0].label}"
         )
     if found.claims:
@@ -153,7 +157,7 @@ def different(found: Comparison, item: Item, finding: Finding) -> list[str]:
         lines.append("  related before it:")
         lines += [f"    {each.label}: {each.relation}" for each in before]
     lines.append(
-        f"  {len(found.related):,} of {len(found.compared):,} tensors are related; "
+        f"  {len(found.related):,} of {count(len(found.compared), 'tensor')} are related; "
         f"{len(found.unrelated):,} are not"
     )
     return lines

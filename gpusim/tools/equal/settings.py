@@ -1,4 +1,7 @@
-"""What is run, and how it is traced. Imports no torch, so that wrong usage is said at once."""
+"""The programs that are run, and how they are traced.
+
+Imports no torch, so that wrong usage is said at once.
+"""
 
 from __future__ import annotations
 

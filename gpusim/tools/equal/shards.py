@@ -44,7 +44,7 @@ class Piece:
 
 
 class Shards:
-    """What optimizers' parameters are parts of. Owner: the rank's main thread."""
+    """The tensors that optimizers' parameters are parts of. Owner: the rank's main thread."""
 
     def __init__(self, names: Names) -> None:
         self._names = names

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,13 @@ __all__ = ["Claim", "Event", "RankTrace", "Slice", "Trace", "TraceWriter", "read
 FORMAT = 1
 Array = NDArray[Any]
 
+BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SyntaxError)
+"""The errors of a line of JSON that is not what it seems."""
+
 
 @dataclass(frozen=True)
 class Claim:
-    """What a DTensor says of itself.
+    """The layout that a DTensor says it has.
 
     **Attributes**: `placements`, one for each dimension of the mesh, such as "S0", "R", "P";
     `mesh`, the ranks, by its shape; `shape`, of the whole tensor.
@@ -161,27 +165,42 @@ class RankTrace:
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
         self.end: dict[str, Any] = {}
-        with open(path, encoding="utf-8") as lines:
-            first = json.loads(next(lines, "{}"))
-            if first.get("format") != FORMAT:
-                raise ValueError(f"{path}: expected a trace of format {FORMAT}")
-            self.rank: int = first["rank"]
-            self.ranks: int = first["ranks"]
-            for text in lines:
-                line = json.loads(text)
-                if "end" in line:
-                    self.end = line["end"]
-                else:
-                    self.events.append(_event(line, self))
+        self.path = path
+        self.rank = self.ranks = -1
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for number, text in enumerate(lines, 1):
+                try:
+                    self._take(json.loads(text), first=number == 1)
+                except BROKEN as error:
+                    raise ValueError(
+                        f"{path}:{number}: not a line of a trace: {error!r:.200}"
+                    ) from None
+        if self.ranks < 0:
+            raise ValueError(f"{path}: expected a trace of format {FORMAT}")
         data = path.with_suffix(".bin")
         self._data: Array = (
             np.memmap(data, np.uint8, "r") if data.stat().st_size else np.zeros(0, np.uint8)
         )
 
+    def _take(self, line: Any, *, first: bool) -> None:
+        if not first:
+            if "end" in line:
+                self.end = dict(line["end"])
+            else:
+                self.events.append(_event(line, self))
+            return
+        if line.get("format") != FORMAT:
+            raise ValueError(f"expected a trace of format {FORMAT}")
+        self.rank, self.ranks = line["rank"], line["ranks"]
+        if not (type(self.rank) is type(self.ranks) is int and 0 <= self.rank < self.ranks):
+            raise ValueError(f"rank {self.rank!r:.40} of {self.ranks!r:.40}")
+
     def array(self, event: Event) -> Array:
-        """The elements of an event."""
+        """The elements of an event. **Raises**: ValueError if the file does not have them."""
         dtype = np.dtype(event.dtype)
-        size = int(np.prod(event.shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(event.shape) * dtype.itemsize
+        if event.start + size > len(self._data):
+            raise ValueError(f"{self.path}: {event.name!r:.80}: the file of arrays is cut off")
         flat = self._data[event.start : event.start + size].view(dtype)
         return flat.reshape(event.shape).astype(
             np.float64 if dtype.kind == "f" else np.int64, copy=False
@@ -192,6 +211,14 @@ def _event(line: dict[str, Any], rank: RankTrace) -> Event:
     claim, cut = line.pop("claim", None), line.pop("slice", None)
     line["shape"] = tuple(line["shape"])
     line["pool"] = tuple(line.get("pool", ()))
+    if np.dtype(line["dtype"]).kind not in "fiub":
+        raise ValueError(f"dtype {line['dtype']!r:.40}: expected numbers")
+    numbers = (line.get("start", 0), *line["shape"], *line["pool"])
+    if not all(type(each) is int and each >= 0 for each in numbers):
+        raise ValueError("a place or a shape that is none")
+    for name in ("kind", "root", "name", "leaf"):
+        if not isinstance(line[name], str):
+            raise ValueError(f"{name}={line[name]!r:.40}: expected a text")
     return Event(
         **line,
         claim=claim and Claim(tuple(claim[0]), claim[1], tuple(claim[2])),
@@ -214,7 +241,7 @@ class Trace:
         return len(self.by_rank)
 
     def ends(self, name: str) -> Iterator[Any]:
-        """What each rank says at its end under a name; None of one that did not end well."""
+        """Each rank's last note under a name; None of one that did not end well."""
         for rank in self.by_rank:
             yield rank.end.get(name)
 

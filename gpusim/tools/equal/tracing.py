@@ -46,7 +46,7 @@ KINDS = (
     "logged",
     "watched",
 )
-"""What a tensor is: an input of an outermost module; an output of a module, and the gradient of it;
+"""The kinds of tensors: an input of an outermost module; an output of a module, and its gradient;
 a parameter, the gradient that a backward pass adds to it, and the one that is reduced; a state of
 an optimizer; a tensor on which backward is called; a norm of gradients that are clipped; the result
 of a reduction that is no part of a graph; one that the program names by `gpusim.equal.watch`."""
@@ -90,7 +90,7 @@ def _forget() -> None:
 
 
 class Tracer:
-    """What a rank writes down."""
+    """The notes of a rank."""
 
     def __init__(self, settings: Settings, rank: int, ranks: int) -> None:
         self.settings = settings

@@ -19,6 +19,7 @@ from gpusim.files import atomic_write
 from gpusim.tools import options as shared
 from gpusim.tools.options import STDOUT, UsageError, note, whole_number
 from gpusim.tools.progress import progress, silent
+from gpusim.words import count
 
 if TYPE_CHECKING:
     from gpusim.torch.distributed.faults.plans import Fault
@@ -97,7 +98,10 @@ def run_campaign(
         raise UsageError(f"--faults: {error}") from None
     jobs = options.jobs or len(os.sched_getaffinity(0))
     runs = options.runs or RUNS
-    title = f"{options.script}: {runs} plans of faults ({options.faults}), {ranks} ranks"
+    title = (
+        f"{options.script}: {count(runs, 'plan')} of faults ({options.faults}), "
+        f"{count(ranks, 'rank')}"
+    )
     note(options, f"{title}, {jobs} at a time")
     with tempfile.TemporaryDirectory(prefix="gpusim-faults-") as scratch:
         runner = Runner(options, command, ranks, Path(scratch), jobs)

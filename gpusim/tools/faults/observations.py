@@ -127,7 +127,7 @@ def _json(path: Path, missing: Any) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        with path.open(errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(LARGEST)
     except FileNotFoundError:
         return ""

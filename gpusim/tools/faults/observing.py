@@ -41,7 +41,7 @@ def observed(folder: str, rank: int) -> Iterator[None]:
         # reference: the program's own may be gone at its end.
         optimizers.append(optimizer)
 
-    setattr(Optimizer, "__init__", made)  # noqa: B010
+    setattr(Optimizer, "__init__", made)  # noqa: B010  # mypy refuses to assign a method
     before = set(sys.modules)
     # torch takes the stack for each fake tensor mode, DTensor makes one for each new shape, and
     # each looks at the dates of all files of the stack. They do not change in a run.
@@ -49,7 +49,7 @@ def observed(folder: str, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(Optimizer, "__init__", make)  # noqa: B010
+        setattr(Optimizer, "__init__", make)  # noqa: B010  # mypy refuses to assign a method
     left: dict[str, Any] = {}
     if optimizers:
         left = {"weights": _weights(optimizers), "states": _states(optimizers)}
@@ -58,7 +58,7 @@ def observed(folder: str, rank: int) -> Iterator[None]:
         left["seen"] = {"calls": own.calls, "writes": own.writes, "waits": own.waits}
         left["modules"] = sorted(set(sys.modules) - before)
         left["sources"] = sorted(linecache.cache)
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(left))
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(left), encoding="utf-8")
 
 
 def _weights(optimizers: list[Any]) -> str:

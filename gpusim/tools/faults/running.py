@@ -13,7 +13,6 @@ import json
 import linecache
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -60,7 +59,7 @@ LOADED = (
     "gpusim.tools.faults.observing",
     "gpusim.recording",
 )
-"""What each run needs, and each fork would import for itself."""
+"""Modules that each run needs, and that each fork would import for itself."""
 
 SHARED = ("gpusim", "torch")
 """Modules of these packages that a run imports are imported before the forks."""
@@ -286,6 +285,8 @@ class Runner:
 
 
 def _cpu_seconds() -> float:
+    import resource  # Windows has none; runs are processes on Linux
+
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 

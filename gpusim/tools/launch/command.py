@@ -1,8 +1,7 @@
 """The command `poprun`, with PopRun's arguments.
 
-Its exit code is that of the first instance that failed, or 128 + N if signal N killed it; 1 without
-an mpirun; 2 for wrong usage, a program that is not there among it; 128 + N if signal N stopped
-poprun itself.
+Its exit code is that of the first instance that failed, or 128 + N if signal N killed it; 2 for
+wrong usage, without the program or an mpirun; 128 + N if signal N stopped poprun itself.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from functools import partial
 import gpusim
 from gpusim.devices.command import complain
 from gpusim.devices.table import DEFAULT_IPUS, MOST_IPUS, Table
+from gpusim.platforms import lacks
 from gpusim.tools.launch import mpirun
 from gpusim.tools.launch.layout import LaunchLayout, hosts_of, lay_out
 from gpusim.tools.launch.supervise import supervise
@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--only-output-from-instance {only}: expected less than "
             f"--num-instances {arguments.num_instances}"
         )
+    if not hasattr(os, "mkfifo"):
+        complain(PROGRAM, lacks("instances", "mpirun and FIFOs"))
+        return WRONG
     try:
         hosts = hosts_of(arguments.host) if arguments.host is not None else ()
         ipus = arguments.ipus_per_replica
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         executable = mpirun.find()
     except OSError as error:
         complain(PROGRAM, error)
-        return 1
+        return WRONG
     log(arguments.verbose, 1, describe(layout))
     warn_of_ignored(arguments)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from gpusim.platforms import signals
 from gpusim.runtime import activity
 from gpusim.runtime.reaper import start_reaper
 from gpusim.tools.launch import report
@@ -29,8 +30,8 @@ from gpusim.tools.launch.crashes import NOT_IN_MESSAGE, HeldErrors, read_crash
 
 __all__ = ["supervise"]
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+STOPPING = signals("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+FORWARDED = signals("SIGUSR1", "SIGUSR2")
 PATIENCE = 8.0  # seconds for mpirun to end its instances, before it is killed
 TERMINAL_HEAD_START = 1.0  # seconds: the terminal has sent Ctrl-C to mpirun as well
 POLL = 1.0  # seconds between looks at the heartbeats

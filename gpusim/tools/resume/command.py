@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     if sys.platform != "linux":
         raise UsageError("gpusim resume runs ranks as processes, which need Linux")
     check(options)
-    require("gpusim resume needs", "torch")
+    require("simulated ranks need", "torch")
     from gpusim.tools.resume import report
     from gpusim.tools.resume.running import FailedError, run_all
     from gpusim.tools.torchrun import ends_by_signals

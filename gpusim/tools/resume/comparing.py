@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.words import count
+
 from .findings import DIFFERENT, SAME, Finding, Pair
 from .runs import Key, Run
 from .sampling import compare_data
@@ -147,7 +149,7 @@ def _how(
             return f"rank {theirs.apart} has another copy"
         wrong = int((apart != 0).sum())
         return (
-            f"{wrong} of {apart.size} elements are others, by up to "
+            f"{wrong} of {count(apart.size, 'element')} are others, by up to "
             f"{float(apart.max(initial=0.0)) / largest:.1e} of its largest"
         )
     return "its parts are others"
@@ -255,7 +257,7 @@ def _steps(whole: Run, other: Run, resumed: Run, step: int) -> Iterator[Finding]
         return
     made, expected = resumed.steps, whole.steps - step
     if made != expected:
-        text = f"the resumed run makes {made} steps; {expected} are left of {whole.steps}"
+        text = f"the resumed run makes {count(made, 'step')}; {expected} are left of {whole.steps}"
         yield Finding("steps", "steps", text, None, step + min(made, expected))
 
 

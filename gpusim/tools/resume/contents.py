@@ -1,4 +1,4 @@
-"""What a script saves: tensors that no module and no optimizer holds, and its own counters.
+"""The contents of a checkpoint: tensors outside of modules and optimizers, and own counters.
 
 An average of weights in a plain dictionary, or the number of the epoch, is state too. It shows in
 the checkpoints that the resumed run saves later.

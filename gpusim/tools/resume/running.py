@@ -37,7 +37,7 @@ WAITS = "no rank can go on"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The runs of a plan.
 
     **Attributes**: `words`, the script and its arguments; `save_words` and `load_words`, those that
     are added for runs that save, and that load; `saves` and `loads`, the numbers of ranks;

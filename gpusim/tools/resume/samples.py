@@ -99,7 +99,7 @@ class Samples:
             setattr(owner, name, value)
         for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
             stack.callback(setattr, fetcher, "fetch", fetcher.fetch)
-            setattr(fetcher, "fetch", self._fetching(fetcher.fetch))  # noqa: B010
+            setattr(fetcher, "fetch", self._fetching(fetcher.fetch))  # noqa: B010  # mypy: a method
 
     def _fetching(self, real: Any) -> Any:
         def fetch(fetcher: Any, index: Any) -> Any:

@@ -63,7 +63,7 @@ def traced(settings: Settings, rank: int, ranks: int) -> Iterator[StateTracer]:
 
 
 class StateTracer:
-    """What a rank writes down."""
+    """The notes of a rank."""
 
     paused = False
     """In a pass that is made for the shapes of what a pipeline's stages exchange."""
@@ -114,7 +114,7 @@ class StateTracer:
     def install(self, stack: ExitStack) -> None:
         """Put the hooks in, until the stack ends."""
         stack.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
-        setattr(nn.Module, "__call__", self._calling(nn.Module.__call__))  # noqa: B010
+        setattr(nn.Module, "__call__", self._calling(nn.Module.__call__))  # noqa: B010  # mypy: a method
         for hook in (
             torch_module.register_module_module_registration_hook(self.names.note_child),
             torch_optimizer.register_optimizer_step_pre_hook(self._before_step),

@@ -20,6 +20,7 @@ from gpusim.tools.options import (
     check_target,
     note,
 )
+from gpusim.words import count
 
 from . import reveal_order
 
@@ -116,7 +117,7 @@ def show(path: Path, options: argparse.Namespace) -> int:
 
 def reveal(options: argparse.Namespace) -> int:
     """Reveal an engine of this machine, and show the file."""
-    from ..twins.run_engines import engines
+    from ..twins.run_engines import INSTALLS, engines
     from .starting import reveal_here
 
     for dtype in options.dtype.split(","):
@@ -134,13 +135,16 @@ def reveal(options: argparse.Namespace) -> int:
     found = {engine.name: engine for engine in engines(options.python)}
     if options.engine not in found:
         here = ", ".join(found) or "none"
-        raise UsageError(f"--engine {options.engine}: not found here, which has {here}; --python")
+        raise UsageError(
+            f"--engine {options.engine}: expected an engine that is installed (here: {here}): "
+            f"{INSTALLS[options.engine]}; --python PATH names another Python, which may have it"
+        )
     words = ["--out", str(options.out), "--quiet"][: 2 + (options.quiet or options.json)]
     for name in ("elements", "offsets"):
         words += [f"--{name}", ",".join(map(str, getattr(options, name)))]
     for name in ("dtype", "in_place", "repeats", "verify"):
         words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    note(options, f"{options.engine} on {options.ranks} ranks")
+    note(options, f"{options.engine} on {count(options.ranks, 'rank')}")
     code = reveal_here(found[options.engine], options.ranks, words)
     if code not in (0, 1):
         return code

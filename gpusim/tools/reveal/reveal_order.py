@@ -1126,8 +1126,11 @@ class Engine:
     places: tuple[bool, ...] = (True,)
 
     def all_reduce(self, rows: Sequence[np.ndarray], call: Call) -> tuple[np.ndarray, bool]:
-        """The sum of all ranks' rows in the call's type; whether all ranks have the same bits."""
-        raise NotImplementedError
+        """The sum of all ranks' rows in the call's type; whether all ranks have the same bits.
+
+        Abstract: each engine has its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.all_reduce")
 
     def share(self, message: bytes) -> bytes:
         """Give the first process's message to all."""

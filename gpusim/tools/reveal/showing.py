@@ -12,6 +12,7 @@ from gpusim.fallback.graphs import Adder
 from gpusim.fallback.trees import SumTree, Trees
 from gpusim.reduction.replay import problem_of
 from gpusim.revealed import OrderFile, RevealedCall, read
+from gpusim.words import count
 
 from ..options import UsageError
 from .naming import Likeness, in_words, likenesses, tree_in_words
@@ -108,7 +109,7 @@ def _described(file: OrderFile, call: RevealedCall) -> dict[str, Any]:
 
 def lines(file: OrderFile) -> list[str]:
     """A file for people, line by line."""
-    about = [file.engine or "an engine without a name", f"{file.world_size} ranks"]
+    about = [file.engine or "an engine without a name", f"{count(file.world_size, 'rank')}"]
     said = [", ".join(about + ([f"written {file.written}"] if file.written else []))]
     for number, call in enumerate(file.calls):
         said += ["", *_call_lines(file, number, call)]
@@ -117,11 +118,11 @@ def lines(file: OrderFile) -> list[str]:
 
 def _call_lines(file: OrderFile, number: int, call: RevealedCall) -> Iterator[str]:
     place = "in place" if call.in_place else "not in place"
-    offset = f", {call.offset:,} elements into the buffer" if call.offset else ""
-    yield f"{call.elements:,} elements of {call.dtype}, {place}{offset}"
+    offset = f", {count(call.offset, 'element')} into the buffer" if call.offset else ""
+    yield f"{count(call.elements, 'element')} of {call.dtype}, {place}{offset}"
     trees = file.trees_of_call(call)
-    spans = _count(len(trees.which), "range")
-    yield f"  {spans} of elements, {_count(len(set(trees.which)), 'tree')}"
+    spans = count(len(trees.which), "range")
+    yield f"  {spans} of elements, {count(len(set(trees.which)), 'tree')}"
     if not call.unexplained:
         words = in_words(trees, file.world_size)
         if words:
@@ -133,10 +134,6 @@ def _call_lines(file: OrderFile, number: int, call: RevealedCall) -> Iterator[st
         reason = f": {each.reason}" if each.reason else ""
         yield f"  elements {each.begin:,} to {each.end - 1:,}: no tree explains them{reason}"
     yield from _tree_lines(trees, file.world_size)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def _names(found: list[Likeness], elements: int) -> Iterator[str]:
@@ -177,7 +174,10 @@ def _roundings(file: OrderFile, call: RevealedCall) -> Iterator[str]:
 
 def _changes(file: OrderFile, number: int, call: RevealedCall) -> Iterator[str]:
     if not call.same:
-        yield f"  the trees change from run to run ({call.repeats} runs); these are the first run's"
+        yield (
+            f"  the trees change from run to run ({count(call.repeats, 'run')}); these are "
+            "the first run's"
+        )
     if not call.bits_same:
         yield "  the bits of the same values change from run to run"
     if not call.ranks_agree:
@@ -203,7 +203,7 @@ def _tree_lines(trees: Trees, ranks: int) -> Iterator[str]:
         if not is_chain and ranks <= DRAWN:
             yield from (f"    {line}" for line in drawn(tree))
     if len(spans) > SHOWN:
-        yield f"  and {_count(len(spans) - SHOWN, 'more tree')}"
+        yield f"  and {count(len(spans) - SHOWN, 'more tree')}"
 
 
 def drawn(tree: SumTree) -> list[str]:
@@ -276,8 +276,8 @@ def _draw_ranges(
     axes.set_yticks([])
     axes.set_xlabel("element")
     axes.set_title(
-        f"{file.engine or 'an engine'}: {call.elements:,} elements of {call.dtype}, "
-        f"{file.world_size} ranks, {_count(len(set(trees.which)), 'tree')}"
+        f"{file.engine or 'an engine'}: {count(call.elements, 'element')} of {call.dtype}, "
+        f"{count(file.world_size, 'rank')}, {count(len(set(trees.which)), 'tree')}"
     )
 
 

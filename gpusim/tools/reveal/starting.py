@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpusim.words import count
+
 from ..twins.run_engines import Engine, EngineFailed
 
 __all__ = ["SCRIPT", "command_of", "environment_of", "reveal_here"]
@@ -80,7 +82,9 @@ def reveal_here(
     command, environ = command_of(engine, ranks, words), environment_of(settings)
     code, said = _run(command, environ, quiet)
     if quiet and code not in (0, 1):
-        raise EngineFailed(f"{engine.name} on {ranks} ranks: exit code {code}\n{said[-2000:]}")
+        raise EngineFailed(
+            f"{engine.name} on {count(ranks, 'rank')}: exit code {code}\n{said[-2000:]}"
+        )
     return code
 
 

@@ -1,7 +1,7 @@
 """`gpusim twin`: compare the twins with the engines of this machine, and find a sum's fold.
 
 Exit codes: 0 if everything agrees (check) or a fold was found (infer); 1 if not; 2 for invalid
-arguments, after a failure, or if there is no engine to compare with.
+arguments, after a failure, or without an engine to compare with.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     from . import report
     from .checking import Agreement, check
     from .revealing import Revealed, reveal
-    from .run_engines import EngineFailed, engines
+    from .run_engines import INSTALLS, EngineFailed, engines
 
     known = TWINS | SETTINGS
     for name in arguments.twins:
@@ -130,6 +130,11 @@ def run_check(arguments: argparse.Namespace) -> int:
             "rows": [asdict(row) for row in rows],
             "revealed": [asdict(row) for row in revealed],
             "not asked": missing,
+            "install": {
+                worker: INSTALLS[worker]
+                for worker in dict.fromkeys(known[name].worker for name in missing)
+                if worker
+            },
         }
         print(json.dumps(found, indent=1))
     elif arguments.markdown:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusim import bounded_arrays
 from gpusim.fallback import fold
 from gpusim.fallback.formats import default_accumulator, kind_of, real_of
 from gpusim.fallback.orders import EXACT, FIXED, ORDERS
@@ -61,20 +62,15 @@ def read(file: Path, dtype: str | None = None) -> tuple[NDArray[Any], NDArray[An
 
     **Raises**: ValueError for other files and arrays, OSError for files that cannot be read.
     """
-    try:
-        given = np.load(file, allow_pickle=False)
-        if not isinstance(given, np.lib.npyio.NpzFile):
-            raise ValueError(f"{file}: expected an .npz file with arrays inputs and sum")
-        with given as stored:
-            missing = {"inputs", "sum"} - set(stored.files)
-            if missing:
-                raise ValueError(
-                    f"{file}: no array {' and '.join(sorted(missing))}; it has "
-                    f"{', '.join(stored.files) or 'none'}, expected inputs (R, N) and sum (N,)"
-                )
-            inputs, total = stored["inputs"], stored["sum"]
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{file}: expected an .npz file ({error})") from None
+    if not zipfile.is_zipfile(file) and file.stat():
+        raise ValueError(f"{file}: expected an .npz file with arrays inputs and sum")
+    stored = bounded_arrays.Archive(file)
+    if missing := {"inputs", "sum"} - {*stored}:
+        raise ValueError(
+            f"{file}: no array {' and '.join(sorted(missing))}; it has "
+            f"{', '.join(stored)[:300] or 'none'}, expected inputs (R, N) and sum (N,)"
+        )
+    inputs, total = stored["inputs"], stored["sum"]
     if dtype is not None:
         inputs, total = (
             _as_dtype(name, a, dtype) for name, a in (("inputs", inputs), ("sum", total))

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...twins import SETTINGS, TWINS
+from ...words import count
 from ..tables import print_table
 from .checking import Agreement
 from .inferring import Match
 from .revealing import Revealed
+from .run_engines import INSTALLS
 
 __all__ = ["check", "infer", "markdown", "twins"]
 
@@ -52,32 +54,64 @@ def check(
     if lines:
         print_table("Twins and engines", headings, lines, breaks, left)
         print()
-    if missing:
-        print(f"Not compared, as no engine for them is here: {', '.join(missing)}")
+    for text in lacking(missing):
+        print(text)
+    if not rows:
+        print("Nothing was compared.")
+        return
     agreeing, elements = sum(r.agreeing for r in rows), sum(r.elements for r in rows)
     if revealed:
         known, whole = sum(r.agreeing for r in revealed), sum(r.elements for r in revealed)
-        print(f"{known:,} of {whole:,} elements have the tree that was revealed of the engine.")
+        print(
+            f"{known:,} of {count(whole, 'element')} have the tree that was revealed of the engine."
+        )
     differing = len(
         {row.twin for row in rows if not row.equal} | {r.twin for r in revealed if not r.equal}
     )
-    print(f"{agreeing:,} of {elements:,} elements agree; {differing} twins differ.")
+    print(
+        f"{agreeing:,} of {count(elements, 'element')} agree; {count(differing, 'twin')} "
+        f"{'differs' if differing == 1 else 'differ'}."
+    )
+
+
+def lacking(names: Sequence[str]) -> list[str]:
+    """The lines about twins that were not compared: which engine each needs, and what installs it.
+
+    >>> lacking(["gloo-ring"])
+    ["Not compared, as gloo did not run here: gloo-ring (pip install 'gpusim[torch]')"]
+    """
+    known = TWINS | SETTINGS
+    lines = []
+    for worker in dict.fromkeys(known[name].worker for name in names):
+        those = ", ".join(name for name in names if known[name].worker == worker)
+        if worker:
+            lines.append(
+                f"Not compared, as {worker} did not run here: {those} ({INSTALLS[worker]})"
+            )
+        else:
+            lines.append(f"Not compared, as this command starts no engine for them: {those}")
+    return lines
 
 
 def _verdict(row: Agreement) -> str:
     if not row.alike:
         return "the ranks' results differ"
-    return "" if row.equal else f"differs, at {row.worst:,} elements"
+    return "" if row.equal else f"differs, {_at(row.worst)}"
+
+
+def _at(size: int | None) -> str:
+    """The size of a sum that differs, where one does."""
+    return "" if size is None else f"at {count(size, 'element')}"
 
 
 def _revealed(row: Revealed | None) -> str:
     """The engine's trees, and where they differ from the twin's."""
     if row is None:
         return "not revealed"
-    count = f"{row.trees} tree{'s' * (row.trees != 1)}"
+    trees = count(row.trees, "tree")
     if row.equal:
-        return f"all, {count}"
-    return f"{row.agreeing:,} of {row.elements:,}, {count}; others at {row.worst:,} elements"
+        return f"all, {trees}"
+    return f"{row.agreeing:,} of {row.elements:,}, {trees}; others {_at(row.worst)}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -111,14 +145,16 @@ def _compared(rows: Sequence[Agreement], checked: str) -> str:
     ranks = sorted({row.ranks for row in rows})
     dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     equal = "all equal" if agreeing == elements else f"{agreeing:,} equal"
-    return f"{elements:,} elements, {equal}; {ranks[0]} to {ranks[-1]} ranks; {dtypes}"
+    sizes = f"{ranks[0]} to {ranks[-1]} ranks" if len(ranks) > 1 else count(ranks[0], "rank")
+    return f"{count(elements, 'element')}, {equal}; {sizes}; {dtypes}"
 
 
 def infer(found: Sequence[Match], inputs: NDArray[Any]) -> None:
     """The folds that give the sum, or else the nearest ones."""
     members, elements = inputs.shape
     equal = [f for f in found if f.equal]
-    values = f"{members} ranks, {elements:,} elements of {np.dtype(inputs.dtype).name}"
+    size = f"{count(members, 'rank')}, {count(elements, 'element')}"
+    values = f"{size} of {np.dtype(inputs.dtype).name}"
     if equal:
         print(f"{values}: reproduced, bit for bit, by")
         for f in equal:
@@ -130,5 +166,7 @@ def infer(found: Sequence[Match], inputs: NDArray[Any]) -> None:
         print(f"{values}: no known fold reproduces any of them")
     for f in found[:5]:
         share = f.agreeing / max(1, f.elements)
-        print(f"  {f.candidate.name}: {f.agreeing:,} of {f.elements:,} elements ({share:.1%})")
+        print(
+            f"  {f.candidate.name}: {f.agreeing:,} of {count(f.elements, 'element')} ({share:.1%})"
+        )
     print("Means, wires and levels are not tried.")

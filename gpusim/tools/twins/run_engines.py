@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import GpusimError
 
-__all__ = ["Answer", "Request", "Engine", "EngineFailed", "engines", "run", "values"]
+__all__ = ["Answer", "Request", "Engine", "EngineFailed", "INSTALLS", "engines", "run", "values"]
 
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds for one start of an engine.
@@ -28,6 +28,14 @@ PATIENCE = 600
 #: Binary exponents between which values are spread, so that sums lose bits of most of them; and
 #: those for types of 8 bits, whose range is small.
 SPREAD, NARROW_SPREAD = (-8, 11), (-4, 4)
+
+#: What installs each engine in the Python that runs the command, or in the one of --python.
+INSTALLS = {
+    "xla": "pip install 'gpusim[jax]'",
+    "openmpi": "pip install 'gpusim[mpi]'",
+    "mpich": "pip install mpi4py mpich, in an environment of its own, and --python PATH",
+    "gloo": "pip install 'gpusim[torch]'",
+}
 
 _PROBE = """
 import importlib.util, json

@@ -277,7 +277,7 @@ def test_calls_are_all_combinations() -> None:
         (["--engine", "openmpi", "--dtype", "bfloat16"], "MPI adds float32 and float64"),
         (["--engine", "gloo", "--repeats", "0"], "--repeats 0: expected at least 1"),
         (["--engine", "gloo", "--elements", "0"], "expected whole numbers from 1"),
-        (["--engine", "mpich"], "--engine mpich: not found here"),
+        (["--engine", "mpich"], "--engine mpich: expected an engine that is installed"),
         (["--engine", "nccl"], "invalid choice: 'nccl'"),
         (["--show", "order.json", "--force"], "--force: expected --write"),
         ([], "one of the arguments --write --show --engine is required"),

@@ -24,7 +24,8 @@ class Controls:
     """The control variables of the library in this process; new communicators read them."""
 
     def __init__(self) -> None:
-        loaded = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+        loaded = (line.split()[-1] for line in maps.splitlines())
         (library, *_) = [path for path in loaded if Path(path).name.startswith("libmpi.so")]
         self.library = ctypes.CDLL(library)
         self.check(self.library.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int())))

@@ -22,11 +22,12 @@ from ....maps.completion import Completion
 from ....maps.ending import ReplicaEnded
 from ....recording import RecordedGroup, settings_of
 from ....recording.recorder import Value
+from ....words import named
 from ...tensors import on_stream_of
 from ..memory import bits_of, kind_of, move
 from ..private import without_dynamo
 from ..private_calls import complete_future
-from . import streams
+from . import apart, streams
 from .timeouts import expired, seconds_of
 
 if TYPE_CHECKING:
@@ -415,6 +416,9 @@ class Exchange:
         # By group and receiver: letters of senders, and of receivers. Invariant: no letter of one
         # fits one of the other: a fitting one takes it out when it is posted.
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
+        # For each rank, the groups that it has called from each line of its program. Written by the
+        # rank's thread alone; read at a stall, when no rank posts.
+        self.chosen: dict[int, dict[str, apart.Choices]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
         """Note that a rank makes a group; all that are in it must name the same ranks.
@@ -453,6 +457,7 @@ class Exchange:
             # hears of it later finds its error in the call.
             self._check_whole(key)
         site = rank.call_site()
+        self._chose(rank.index, site, key)
         count = (
             None
             if self.recorder is None
@@ -491,6 +496,33 @@ class Exchange:
         held = None if ready is None else made.part
         return RankWork(rank, pending, made.outputs, site, held, involved)
 
+    def _chose(self, rank: int, site: str, key: GroupKey) -> None:
+        """Note the group that a rank calls from a line of its program. (In the rank's thread.)"""
+        lines = self.chosen.get(rank)
+        if lines is None:
+            lines = self.chosen[rank] = {}
+        choices = lines.get(site)
+        if choices is None:
+            choices = lines[site] = apart.Choices()
+        choices.add((key.name, key.ranks))
+
+    def apart(self) -> str:
+        """Which ranks called another group than those that wait for them. (At a stall.)"""
+        calls = []
+        for pending in [*self.calls.values()]:
+            key = pending.key
+            assert key is not None  # of collectives
+            posted = {key.ranks[place]: site for place, site in [*pending.sites.items()]}
+            waits = {
+                rank.index
+                for rank in self.launch.ranks
+                if (rank.waits_for or rank.asks_for).startswith(pending.title)
+            }
+            sites = {rank: site for rank, site in posted.items() if rank in waits}
+            missing = [rank for rank in key.ranks if rank not in posted]
+            calls.append(apart.Open((key.name, key.ranks), sites, missing))
+        return apart.explain(calls, self.chosen)
+
     def _noted(
         self,
         rank: Rank,
@@ -511,16 +543,19 @@ class Exchange:
         """End all ranks, as the terms of one differ from those of the first."""
         key = pending.key
         assert key is not None
-        other = next(iter(pending.parts))
+        others = sorted(pending.parts)
+        same = [other for other in others if pending.sites[other] == pending.sites[others[0]]]
         both = {**pending.terms, **terms}
         names = [name for name in both if pending.terms.get(name) != terms.get(name)]
         if "operation" in names:  # the others follow from it
             names = ["operation"]
         # Without the lock, as it takes the scheduler's.
         self._mismatch(
-            f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
-            f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
-            f"{describe(terms)} at {site}; they differ in {', '.join(names)}"
+            f"ranks of {key} do not make the same call {number}: "
+            f"{named('rank', [key.ranks[other] for other in same])} "
+            f"{'calls' if len(same) == 1 else 'call'} {describe(pending.terms)} at "
+            f"{pending.sites[others[0]]}, rank {rank.index} calls {describe(terms)} at {site}; "
+            f"they differ in {', '.join(names)}"
         )
 
     def _complete(

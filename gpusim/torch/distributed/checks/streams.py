@@ -284,7 +284,8 @@ def _place_of(call: Call) -> Place:
 def _has_streams(file: str) -> bool:
     """Whether a file of a program has to do with streams."""
     try:
-        return re.search(r"\bStream\(", Path(file).read_text(errors="replace")) is not None
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        return re.search(r"\bStream\(", text) is not None
     except OSError:
         return False
 

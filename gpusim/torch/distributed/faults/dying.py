@@ -57,7 +57,7 @@ class Call:
 
 # In the rank's process, in the program's main thread, which alone makes calls.
 class Handler:
-    """What carries out one fault. Its methods are called in the program's main thread."""
+    """The part that carries out one fault. Its methods are called in the program's main thread."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -94,8 +94,8 @@ class AtCall(Handler):
             self.come()
 
     def come(self) -> None:
-        """Carry the fault out."""
-        raise NotImplementedError
+        """Carry the fault out: abstract, each kind of fault has its own."""
+        raise NotImplementedError(f"{type(self).__name__}.come")
 
 
 class Exit(AtCall):

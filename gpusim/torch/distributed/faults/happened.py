@@ -30,7 +30,7 @@ _HAPPENED = 255
 # byte belongs to one fault, and a fault to one rank: that rank's process alone writes it, and the
 # launching process reads it when the rank has ended. So there is no lock, and SIGKILL loses none.
 class Happened:
-    """What has become of each fault of a plan.
+    """The end of each fault of a plan.
 
     **Arguments**: `faults` are the whole plan, all ranks' and attempts'.
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import distributed as dist
 
+from gpusim.words import count
+
 from ....errors import GpusimError, ReplicaError
 from ....maps.clock import LOOK, Clock, Timed
 from ....maps.completion import Completion
@@ -381,7 +383,7 @@ class MortalLaunch(ProcessLaunch):
         if not 0 <= rank < size <= self.size:
             raise ValueError(
                 f"init_process_group: rank={rank} of world_size={size}: expected a rank below the "
-                f"size, and at most the {self.size} ranks of this launch"
+                f"size, and at most the {count(self.size, 'rank')} of this launch"
             )
         me.world = size, rank
 

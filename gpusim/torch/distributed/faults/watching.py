@@ -66,7 +66,7 @@ def is_asked() -> bool:
 
 
 def seen() -> Seen | None:
-    """What the calling process, a rank, has done; None if it is not kept."""
+    """The acts of the calling process, a rank; None if it is not kept."""
     return _seen
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 from .threads import rank_of_thread
 
-__all__ = ["own_environments"]
+__all__ = ["encoded", "own_environments", "process_environments"]
+
+
+def encoded(variables: Mapping[str, str]) -> dict[Any, Any]:
+    """Variables as os.environ keeps them: bytes, and texts with names in capitals on Windows."""
+    kept: Any = os.environ
+    return {kept.encodekey(name): kept.encodevalue(text) for name, text in variables.items()}
+
+
+def process_environments() -> list[Any]:
+    """os.environ, and os.environb where there is one. Both have the same data."""
+    return [getattr(os, name) for name in ("environ", "environb") if hasattr(os, name)]
 
 
 class _RankEnvironments(MutableMapping[bytes, bytes]):
@@ -50,7 +61,7 @@ class _RankEnvironments(MutableMapping[bytes, bytes]):
 @contextmanager
 def own_environments() -> Iterator[None]:
     """A block in which os.environ belongs to the rank."""
-    both: Any = (os.environ, os.environb)
+    both = process_environments()
     data = both[0]._data
     for environment in both:
         environment._data = _RankEnvironments(data)

@@ -25,9 +25,11 @@ from torch import distributed as dist
 
 from ....errors import GpusimError
 from ....maps.call_site import call_site
+from ....platforms import after_fork
 from ....startup import gpusim_ranks
 from ..accelerator import cpu_as_accelerator, simulated_gpus
 from ..calls.folds import as_chooser
+from ..own.environment import process_environments
 from ..own.threads import enter, rank_of_thread, record_of_starter, threads_of_ranks
 from ..private import c10d
 from ..private_groups import RanksWorld, leave_groups, ranks_as_threads, stores_are_met
@@ -182,7 +184,7 @@ def _close_in_child() -> None:
         _member.channel.close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+after_fork(_close_in_child)
 
 # What scripts call
 
@@ -264,7 +266,7 @@ def _leave_launch() -> None:
     """In a process that a rank of a launch has forked: be no part of that launch."""
     if rank_of_thread() is None:
         return
-    both: Any = (os.environ, os.environb)
+    both = process_environments()
     own = dict(both[0]._data)
     for environment in both:
         environment._data = own

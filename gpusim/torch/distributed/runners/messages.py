@@ -64,10 +64,13 @@ POLL = struct.pack("@ll", 0, 50_000)
 """The time, as C has it, after which a thread that waits for its process looks whether it is to
 end: 0.05 seconds."""
 
+AT_ONCE = 1 << 24
+"""Bytes of a payload for which memory is taken before any have come."""
+
 CHUNK = 1 << 14
 """Bytes that are received at once, if there are as many."""
 
-FILE_SPACE = socket.CMSG_LEN(struct.calcsize("i"))
+FILE_SPACE = socket.CMSG_LEN(struct.calcsize("i")) if hasattr(socket, "CMSG_LEN") else 0
 """Bytes that come with a file descriptor."""
 
 ALIGNMENT = 64
@@ -135,6 +138,8 @@ class Channel:
         """The next message; None if the other end is gone.
 
         `check` is called now and then while there is none, and may raise.
+
+        **Raises**: ValueError for what is no message.
         """
         if check is not None and not self._is_timed:
             # One system call for each message, in place of poll and recvmsg.
@@ -158,10 +163,15 @@ class Channel:
             while self._files:
                 os.close(self._files.pop())
             return None
+        if has_file and not self._files:
+            raise ValueError("a message names a file that did not come with it")
         came = self._files.pop(0) if has_file else None
         if content[:1] != b"{":
             return Received({}, came, payload, content)
-        return Received(json.loads(content.decode()), came, payload)
+        try:
+            return Received(json.loads(content.decode()), came, payload)
+        except RecursionError:
+            raise ValueError("a message that is nested too deeply") from None
 
     def _fill(self, size: int, check: Callable[[], object] | None) -> None:
         """Receive until the buffer has so many bytes."""
@@ -211,16 +221,22 @@ class Channel:
 
 def read(end: socket.socket, size: int) -> bytearray:
     """So many bytes of a socket. **Raises**: EOFError if it ends before."""
-    content = bytearray(size)
-    rest = memoryview(content)
-    while rest:
-        try:
-            count = end.recv_into(rest)
-        except BlockingIOError:  # of a socket with a limit: the rest of a message is on its way
-            continue
-        if not count:
-            raise EOFError
-        rest = rest[count:]
+    content = bytearray()
+    while len(content) < size:
+        # Memory for what may be there soon: the other end's word for the rest is not taken.
+        begin = len(content)
+        content += bytes(min(size - begin, max(AT_ONCE, begin)))
+        with memoryview(content) as whole:
+            rest = whole[begin:]
+            while rest:
+                try:
+                    count = end.recv_into(rest)
+                except BlockingIOError:  # of a socket with a limit: the rest is on its way
+                    continue
+                if not count:
+                    raise EOFError
+                rest = rest[count:]
+            rest.release()
     return content
 
 

@@ -17,7 +17,6 @@ import math
 import mmap
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import sys
@@ -331,6 +330,8 @@ class ProcessLaunch(LaunchOfProcesses):
 
     @contextmanager
     def _processes(self) -> Iterator[None]:
+        import resource  # Windows has none
+
         self._import_shared()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = FILES * self.size + 256

@@ -15,6 +15,7 @@ import torch
 from torch import distributed as dist
 
 from gpusim.fallback.threads import cores
+from gpusim.words import count
 
 from ....errors import GpusimError, ReplicaError, explain
 from ....maps.axis_environment import AxisEntry
@@ -40,7 +41,7 @@ from ..calls.timeouts import group_limit
 from ..calls.waits import Waits, stall_of
 from ..own.casts import casts_of_ranks
 from ..own.draws import OwnDraws
-from ..own.environment import own_environments
+from ..own.environment import encoded, own_environments
 from ..own.forks import ends_forks
 from ..own.registries import CURE, is_of_shared_modules
 from ..own.seeds import seeds_of
@@ -86,7 +87,7 @@ class Rank(Waits):
         self.launch = launch
         self.index = index
         # The rank's os.environ, read and written in its threads.
-        self.environment = {os.fsencode(k): os.fsencode(v) for k, v in environment.items()}
+        self.environment = encoded(environment)
         process = launch.process
         #: The variables that may differ from the process's.
         self.own_names = {n for n, v in self.environment.items() if process.get(n) != v}
@@ -195,7 +196,7 @@ class Launch:
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = self.exchange_type(self)
         self.store = Values(self)
-        self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        self.process = encoded(os.environ)
         self.ranks = [self.rank_type(self, index, each) for index, each in enumerate(environments)]
         state = current()
         # Each rank counts its sums by itself, from where the caller stands.
@@ -284,7 +285,8 @@ class Launch:
 
     def gpus_of(self, rank: Rank) -> AbstractContextManager[Any]:
         """A block of the rank's thread in which it has them."""
-        count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
+        (name,) = encoded({"LOCAL_WORLD_SIZE": ""})
+        count = int(rank.environment[name])
         if self.device == "cpu":
             return simulated_gpus(count, seeds_of(self.seed, rank.index).of_gpu)
         return OneGpu(count) if self.device == "cuda" else nullcontext()
@@ -396,7 +398,7 @@ class Launch:
             if given not in (-1, own):
                 raise ValueError(
                     f"init_process_group: {name}={given}, but this is rank {me.index} of "
-                    f"{self.size} ranks"
+                    f"{count(self.size, 'rank')}"
                 )
         yield self.store_type(self, me), me.index, self.size
 
@@ -406,7 +408,7 @@ class Launch:
         if not ranks and (size, rank) != (self.size, me.index):
             raise ValueError(
                 f"init_process_group: rank={rank} of world_size={size}, but this is rank "
-                f"{me.index} of {self.size} ranks"
+                f"{me.index} of {count(self.size, 'rank')}"
             )
 
     # When ranks fail
@@ -440,7 +442,12 @@ class Launch:
         ]
         if returned:
             parts.append(f"{_who(returned)} {'have' if len(returned) > 1 else 'has'} returned")
-        return f"no rank can go on: {'; '.join(parts)}"
+        return self.explained(f"no rank can go on: {'; '.join(parts)}")
+
+    def explained(self, stall: str) -> str:
+        """The text about a stall, and which ranks called another group than those that wait."""
+        apart = self.exchange.apart()
+        return f"{stall}. {apart[0].upper()}{apart[1:]}" if apart else stall
 
 
 def _clear_thread() -> None:

@@ -85,7 +85,7 @@ class WorldLaunch(ProcessLaunch):
         # seen.
         self.scheduler.slots = self.size
         # It speaks of pmap's caller, which could end the ranks.
-        setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010
+        setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010  # mypy: a method
         #: How many ranks have left. (Under the scheduler's lock.)
         # Lock: the scheduler's, as several ranks may leave at a time.
         self.left = 0
@@ -141,7 +141,7 @@ class WorldLaunch(ProcessLaunch):
             f"{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''} {_plural(text, ranks)}"
             for text, ranks in sorted(doing.items(), key=lambda each: each[1])
         ]
-        return f"no rank can go on: {'; '.join(parts)}"
+        return self.explained(f"no rank can go on: {'; '.join(parts)}")
 
 
 def _plural(text: str, ranks: Sequence[int]) -> str:

@@ -1,0 +1,1 @@
+"""Readers of what others wrote, given broken input: `python -m tests.fuzz`."""
