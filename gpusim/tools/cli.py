@@ -80,7 +80,7 @@ def open_streams() -> None:
     """Give a process whose standard output or error is closed (`>&-`) one that leads nowhere."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # as long as the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # as long as it runs
 
 
 def _wrong(arguments: argparse.Namespace, error: Exception) -> int:

@@ -148,7 +148,12 @@ def test_a_death_under_torchrun(death: Death, tmp_path: Path) -> None:
     real, simulated = of_real(death, tmp_path / "real"), of_gpusim(death, tmp_path / "simulated")
     about = f"real:\n{real['text'][-2000:]}\nsimulated:\n{simulated['text'][-2000:]}"
     assert simulated["code"] == real["code"], about
-    assert simulated["root"] == real["root"], about
+    assert (simulated["root"] is None) == (real["root"] is None), about
+    if simulated["root"] is not None:
+        assert simulated["root"] == (str(death.rank), simulated["codes"][str(death.rank)]), about
+        # torchrun orders failures by whole seconds: a survivor that ended in the same second, and
+        # has a lower rank, may be its root cause.
+        assert real["root"] == simulated["root"] or real["root"][1] in CLOSED, about
     for rank in {*real["codes"], *simulated["codes"]}:
         codes = {each["codes"].get(rank, "0") for each in (real, simulated)}
         assert len(codes) == 1 or codes <= CLOSED, (rank, codes)

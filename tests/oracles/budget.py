@@ -59,6 +59,7 @@ SHARES = {
     "tests/popxl": 0.12,
     "tests/project/test_examples.py": 0.2,
     "tests/project/test_ports.py": 0.15,
+    "tests/project/test_release_platforms.py": 0.3,  # each takes seconds
     "tests/resume": 0.2,  # each takes seconds
     "tests/resume/test_programs.py": 0.2,
     "tests/tools": 0.3,

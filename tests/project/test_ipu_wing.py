@@ -30,7 +30,7 @@ def test_the_wing_is_above_all_but_tools() -> None:
     layers = [line.split() for line in LAYERS.strip().split("\n")]
     first, last = (layers.index([name]) for name in ("standins", "devices"))
     assert [name for line in layers[first : last + 1] for name in line] == WING
-    assert layers[:first] == [["__main__", "equal", "study"], ["tools"]]
+    assert layers[:first] == [["__main__", "equal", "study", "testing"], ["tools"]]
 
 
 def test_only_commands_for_ipus_import_the_wing() -> None:

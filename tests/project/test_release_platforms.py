@@ -171,7 +171,7 @@ def test_poprun_and_devices_say_what_windows_lacks(tmp_path: Path) -> None:
     program = "from gpusim.tools.launch import main\nmain(['--num-instances', '2', 'x'])"
     done = play("windows", program, tmp_path)
     assert "poprun: instances need mpirun and FIFOs, which" in done.stderr
-    program = "import gpusim\ngpusim.devices()[0].attach()"
+    program = "from gpusim.devices import attach, select_by_id\nattach(select_by_id(0, replicas=1))"
     done = play("windows", program, tmp_path)
     assert "locks on simulated IPUs need pwrite, which" in done.stderr, done.stderr
 
