@@ -582,7 +582,7 @@ class Run:
         return round_message(values, self.wire, self._starts(box), lanes, messages)
 
     def _messages(self, box: _Box) -> NDArray[np.intp]:
-        """The first elements of a box's messages, each of which is whole."""
+        """The first elements of a box's messages, which are whole."""
         starts = np.array(sorted(set(self.edges))[:-1], np.intp)
         first, end = np.searchsorted(starts, (box.first, box.end))
         return starts[first:end] - box.first

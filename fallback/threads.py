@@ -15,6 +15,8 @@ from typing import Any
 from . import limits
 
 SETTING = "GPUSIM_THREADS"
+DIGITS = 9
+"""The most digits of a number of threads."""
 
 
 def cores() -> int:
@@ -32,12 +34,14 @@ def default_count() -> int:
     """
     given = os.environ.get(SETTING, "").strip()
     if given:
-        if not (given.isascii() and given.isdigit() and int(given) > 0):
-            raise ValueError(f"{SETTING}={given!r}: expected a positive integer")
-        return int(given)
+        # int() refuses thousands of digits with a text that names no variable.
+        number = int(given) if given.isascii() and given.isdigit() and len(given) <= DIGITS else 0
+        if number < 1:
+            raise ValueError(f"{SETTING}={given[:40]!r}: expected a positive integer")
+        return number
     outermost = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a level each
-    if outermost.isascii() and outermost.isdigit() and int(outermost) > 0:
-        return min(int(outermost), cores())
+    if outermost.isascii() and outermost.isdigit() and len(outermost) <= DIGITS:
+        return min(int(outermost) or cores(), cores())
     return cores()
 
 

@@ -28,7 +28,7 @@ MOST_MARGIN = 64
 
 
 class ScalingState(NamedTuple):
-    """What delayed scaling keeps from call to call: a pytree of arrays, which a program carries.
+    """The state of delayed scaling between calls: a pytree of arrays, which a program carries.
 
     **Attributes**
 
@@ -124,7 +124,7 @@ class DelayedScaling:
     def round(
         self, state: ScalingState, x: Any, *, seed: Any = 0, axis_name: AxisName = None
     ) -> Any:
-        """What arrives of a value that is sent with the state's scale, in the dtype of `x`.
+        """Return a value as it arrives if it is sent with the state's scale, in the dtype of `x`.
 
         **Arguments**
 

@@ -1,4 +1,4 @@
-"""Differences between Linux, macOS and Windows, of which only Linux has everything.
+"""Differences between Linux, which has everything, and macOS and Windows.
 
 Modules are imported on all three. A part that a platform cannot run raises one error when it is
 used, which names the part and what the platform lacks.

@@ -16,7 +16,7 @@ __all__ = ["Judged", "judge"]
 
 @dataclass
 class Judged:
-    """What is wrong with a comparison, by kind.
+    """The faults of a comparison, by kind.
 
     **Attributes**:
 
@@ -46,7 +46,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Said:
-    """What `gpusim compare` says: JSON, text, and the exit codes of both."""
+    """An answer of `gpusim compare`: JSON, text, and the exit codes of both."""
 
     found: Mapping[str, Any]
     text: str

@@ -91,7 +91,7 @@ def _whole(record: Path, ranks: int) -> bool:
 
 
 def _processes(name: str, made: Made, folder: Path, record: str) -> list[int]:
-    """The exit codes of the ranks, of which all end when one has failed."""
+    """The exit codes of the ranks; all end when one has failed."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

@@ -86,7 +86,7 @@ class Workshop:
         return truth
 
     def compare(self, a: Path, b: Path) -> Said:
-        """What `gpusim compare` says of two records, as text and as JSON."""
+        """Compare two records: the answer of `gpusim compare` as text and as JSON."""
         own = self.folder / "compare"
         own.mkdir(exist_ok=True)
         code, text = making.command(["compare", str(a), str(b)], own)

@@ -429,7 +429,7 @@ def _read_variables(folder: Path) -> None:
     from unittest import mock
 
     from gpusim.devices.table import Table
-    from gpusim.fallback import memory, threads
+    from gpusim.fallback import kernels, memory, threads
     from gpusim.runtime import environment
 
     given = json.loads((folder / "variables.json").read_text())
@@ -439,10 +439,9 @@ def _read_variables(folder: Path) -> None:
             environment.read,
             environment.popdist,
             Table.from_environment,
-            threads.__dict__.get("default_threads", threads.usable_threads)
-            if hasattr(threads, "usable_threads")
-            else environment.read,
-            getattr(memory, "limit", environment.read),
+            threads.default_count,
+            memory.default_limit,
+            kernels.setting,
         ):
             try:
                 read()

@@ -71,7 +71,7 @@ def test_normal_quantiles_are_those_of_the_standard_library() -> None:
 
 
 def scalar_quantile(drawn: int) -> float:
-    """The quantile in Python's floats, of which each operation is IEEE's."""
+    """The quantile in Python's floats: each operation is IEEE's."""
 
     def horner(coefficients: tuple[float, ...], x: float) -> float:
         total = coefficients[0]

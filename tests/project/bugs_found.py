@@ -34,7 +34,7 @@ LINES = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """What the page shows of a report: its name, the command, and the output's first lines."""
+    """A report as the page shows it: its name, the command, and the output's first lines."""
 
     report: str
     command: str
@@ -47,7 +47,7 @@ def entries(text: str) -> list[Entry]:
 
 
 def printed(command: str, code: int) -> str:
-    """What a command of gpusim prints, from the folder of the repository; errors too.
+    """Return the output of a command of gpusim in the folder of the repository, errors too.
 
     **Raises**: AssertionError if it ends with another exit code.
     """

@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """What is wrong with the pages of a folder, a line each; nothing if all is well."""
+    """Return the faults of the pages of a folder, a line each."""
     paths = sorted(site.glob("**/*.html"))
     if not paths:
         return [f"{site}: expected pages, and found none"]

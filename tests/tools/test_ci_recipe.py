@@ -1,8 +1,7 @@
 """The workflows that users paste: their steps run here, as a CI machine runs them.
 
 Replaced are: steps with `uses:` (checkout, Python, upload), which are GitHub's; the step `Install`,
-in place of which this environment's folder of scripts stands first in PATH, and PYTHONPATH names
-the checkout; and GitHub's conditions, which are read as "always". All other `run:` texts are run as
+by this environment's folder of scripts first in PATH and a PYTHONPATH that names the checkout; and GitHub's conditions, which are read as "always". All other `run:` texts are run as
 they are, by `bash -e`.
 """
 

@@ -222,7 +222,7 @@ def test_gradients_are_scaled_to_the_norm_and_smaller_ones_left() -> None:
 
 
 def sent_sum(stacked: np.ndarray, name: str, residual: np.ndarray | None) -> tuple[Any, Any]:
-    """What 7 replicas send of an array, added in linear order; the sum and the residuals."""
+    """The messages of 7 replicas, added in linear order; the sum and the residuals."""
     x = stacked.astype(np.float64)
     if residual is not None:
         x = to_float32(x + residual)

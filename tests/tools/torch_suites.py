@@ -315,7 +315,7 @@ class TestContinuous(MultiProcContinuousTest):
 
 
 class Verdicts(unittest.TestResult):
-    """What became of each test. A failure and an error are one: PyTorch's processes tell less."""
+    """Return each test's outcome. A failure and an error are one: PyTorch's processes tell less."""
 
     def __init__(self) -> None:
         super().__init__()

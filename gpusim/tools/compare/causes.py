@@ -401,7 +401,7 @@ def _scaled(
 
 
 def _telling(operands: Arrays | None, event: Event) -> bool:
-    """Whether operands have so many values that a relation between them is no accident.
+    """Whether operands have so many values that a relation between them cannot be an accident.
 
     A few counts or flags may change places, or be halved, for any reason.
     """

@@ -262,7 +262,7 @@ def _structural(pairs: Pairs, at: int) -> Verdict:
 def _other_calls(
     pairs: Pairs, at: int, removed: Sequence[int], inserted: Sequence[int], error: str | None
 ) -> Verdict:
-    """A verdict on calls of a in place of which b makes others."""
+    """A verdict on calls of a where b makes others."""
     one, other = pairs.a.events[removed[0]], pairs.b.events[inserted[0]]
     differs = terms_that_differ(one, other)
     if "operation" not in differs and "op" not in differs:

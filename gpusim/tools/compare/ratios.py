@@ -136,7 +136,7 @@ def factor_of(
 ) -> Factor | None:
     """The constant factor between two lists of tensors; None if there is none, or it is 1.
 
-    Where fewer than three elements are not zero, a constant is no evidence: then the factor must be
+    Where fewer than three elements are not zero, a constant proves nothing: then the factor must be
     one of those that are `likely`.
 
     >>> x = np.array([1.0, 3.0, 0.1], np.float32)

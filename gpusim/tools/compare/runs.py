@@ -298,7 +298,7 @@ def _traced(given: Any) -> list[Traced]:
 
 
 def _shape(given: Any) -> tuple[int, ...]:
-    """**Raises**: ValueError for what is no shape of a tensor."""
+    """**Raises**: ValueError unless it is the shape of a tensor."""
     shape = tuple(given)
     if not all(type(size) is int and 0 <= size for size in shape) or math.prod(shape) > LARGEST:
         raise ValueError(f"shape {given!r:.60}: expected whole numbers, of a tensor")

@@ -26,7 +26,7 @@ __all__ = ["Residuals", "accumulated"]
 
 
 class Residuals:
-    """What each replica's message lost so far: `send` rounds the next values with it.
+    """The residuals of all replicas' messages so far: `send` rounds the next values with them.
 
     A replica's message is what it sends in a wire at "ends" or "members": the parts that the order
     cuts a value into, each with scales of its own. The first step without residuals sends the bits
@@ -48,7 +48,7 @@ class Residuals:
         return replace(self.reduction, wire=above)
 
     def send(self, members: NDArray[Any], call: int) -> NDArray[Any]:
-        """What arrives of the members and their residuals; keeps what was lost."""
+        """Return the members and their residuals as they arrive; keep what was lost."""
         wanted: NDArray[Any] = members.astype(self.dtype)
         wanted = wanted if self.kept is None else wanted + self.kept
         sent = np.empty_like(wanted)

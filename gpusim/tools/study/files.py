@@ -44,7 +44,7 @@ REASONS = {
     "magic string": "is no NumPy file; only arrays of numbers are read",
     ": a header of": "the file is cut off: it holds less than its header says",
 }
-"""What a reader's error means to a user, by a part of it."""
+"""The meaning of a reader's error to a user, by a part of it."""
 HEADER_LIMIT = 100_000_000  # bytes; the format's own
 
 
@@ -66,7 +66,7 @@ def read_arrays(
 
 
 def open_tensors(path: Path) -> Tensors:
-    """What reads each array of a file, by its name. **Raises**: as `read_arrays`."""
+    """Return a reader of each array of a file, by its name. **Raises**: as `read_arrays`."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path}: expected a file named {', '.join(f'*{s}' for s in READERS)}")

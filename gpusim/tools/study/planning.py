@@ -330,7 +330,7 @@ def _compared(
 
 
 def _counts(replicas: Any, settings: list[Setting], sources: dict[str | None, Source]) -> list[int]:
-    """The numbers of replicas, of which the input has all."""
+    """The numbers of replicas; the input has as many."""
     limits = {source.title: source.replicas for source in sources.values()}
     most = min((n for n in limits.values() if n is not None), default=None)
     if replicas is None:

@@ -40,7 +40,7 @@ Input = (
     | tuple[Any, ...]
     | Any  # tensors and DataFrames, which are known by what they can do
 )
-"""What `sweep` takes as its input."""
+"""The inputs that `sweep` takes."""
 
 Sources = dict[str | None, Source]
 

@@ -80,7 +80,7 @@ def bytes_sent(
 
 
 class Traffic(NamedTuple):
-    """What each member sends for a sum, and whether a wire is as it is named.
+    """Bytes that each member sends for a sum, and whether a wire is as it is named.
 
     `unrounded` are the bytes without any wire. `block` is the wire's, and `shortest` what the
     shortest message has, where that is less.

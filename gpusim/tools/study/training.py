@@ -256,7 +256,7 @@ def train(
     - `state_formats`: of the optimizer's states, in a list or between commas: "bf16:sr" for all of
       them, "m=bf16+v=fp32" for each. Each of them is trained with each of `formats`.
     - `master`: the format of master weights, which are updated; the network computes with a copy in
-      the format. None is no second copy: weights are updated in the format.
+      the format. None keeps no second copy: weights are updated in the format.
     - `clip`: the largest global norm of the mean gradient; larger ones are scaled to it.
     - `clip_norm`: a Reduction, or its text: how the squares of all elements are added for the norm.
     - `error_feedback`: whether each replica keeps what rounding its gradient loses, and adds it to

@@ -23,7 +23,7 @@ RESAMPLE = ("workers", "elements")
 # Streams of the input's generator: distributions have 0 and 1.
 STREAMS = {"workers": 2, "elements": 3}
 GATHERED = 1 << 22
-"""The most numbers that are read at a time of which some are taken."""
+"""The most numbers that are read at a time, where only some are taken."""
 
 
 @dataclass(frozen=True)

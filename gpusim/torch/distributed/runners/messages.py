@@ -139,7 +139,7 @@ class Channel:
 
         `check` is called now and then while there is none, and may raise.
 
-        **Raises**: ValueError for what is no message.
+        **Raises**: ValueError for anything else than a message.
         """
         if check is not None and not self._is_timed:
             # One system call for each message, in place of poll and recvmsg.
