@@ -165,8 +165,8 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
         )
     if order in COMPENSATED:
         raise ValueError(
-            f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; a hop "
-            "would send the compensation beside the partial sum"
+            f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result', "
+            "in text FORMAT@ends; a hop would send the compensation beside the partial sum"
         )
 
 

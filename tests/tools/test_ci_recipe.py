@@ -1,8 +1,9 @@
 """The workflows that users paste: their steps run here, as a CI machine runs them.
 
-Replaced are: steps with `uses:` (checkout, Python, upload), which are GitHub's; the step `Install`,
-by this environment's folder of scripts first in PATH and a PYTHONPATH that names the checkout; and GitHub's conditions, which are read as "always". All other `run:` texts are run as
-they are, by `bash -e`.
+Steps with `uses:` (checkout, Python, upload) are GitHub's, and are left out. In place of the step
+`Install`, this environment's folder of scripts stands first in PATH, and PYTHONPATH names the
+checkout. GitHub's conditions are read as "always". All other `run:` texts are run as they are, by
+`bash -e`.
 """
 
 from __future__ import annotations

@@ -217,6 +217,12 @@ def _ended(cause: Cause, about: About, ranks: Ranks) -> str:
 def _other(cause: Cause, about: About, ranks: Ranks) -> str:
     if "order" in about:
         return "Both runs make this call as often: they make their calls in another order."
+    if "coarse" in about:
+        return (
+            f"Not told: rounding may give a relative norm of {about['threshold']:.2g} here, as an "
+            f"accumulator or a wire is so narrow, so that {about['norm']:.2g} may be rounding or "
+            "another cause. Record both runs with wider ones."
+        )
     return "The data have none of the relations that would name a cause."
 
 

@@ -15,6 +15,7 @@ from .difference import difference
 from .folds import REDUCING
 from .pairing import Pairs
 from .ratios import (
+    COARSE,
     Factor,
     cast_of,
     coherence,
@@ -50,6 +51,9 @@ prevails; a step of an update changes them by less, or training would not go on.
 
 TELLING = 8
 """Different values from which on an exact relation counts as proven."""
+UNLIKE = 1.0
+"""The same where the call was equal before: a learning rate of less than half gives 0.5."""
+
 ROUNDED_BEFORE = (("float16", 2.0**-14, 2.0**-10.5), ("bfloat16", 2.0**-10.5, 2.0**-7))
 """Relative norms of what is computed from values rounded to a dtype: within a factor of four of its
 unit roundoff, 2**-12 and 2**-9, as products and sums of some terms give."""
@@ -230,7 +234,9 @@ def _across(found: Found) -> Cause:
     norm = _norm(a, b)
     operands = _operands(found.pairs.a, one, one.ranks)
     bound = _bound(one, other, a, operands)
-    about = {"threshold": bound, "norm": norm}
+    about: dict[str, Any] = {"threshold": bound, "norm": norm}
+    if COARSE < norm <= bound:
+        return Cause("other", CONSISTENT, ("rounding",), about={"coarse": True, **about})
     if norm <= bound:
         return Cause("rounding", CONSISTENT, about=about)
     return Cause("other", CONSISTENT, about=about)
@@ -359,7 +365,8 @@ def _by_values(
         about |= {} if _telling(a, one) else {"few": True}
         return Cause("data", CONSISTENT, ("optimizer",) if later else (), about=about)
     together = about["coherence"] = coherence(a, b)
-    apart = norm >= ALIKE and len(a) > 1 and together < (1 + 1 / len(a)) / 2
+    least = UNLIKE if later else ALIKE
+    apart = norm >= least and len(a) > 1 and together < (1 + 1 / len(a)) / 2
     if later:
         first, second = ("data", "optimizer") if apart else ("optimizer", "data")
         return Cause(first, CONSISTENT, (second,), about=about)

@@ -154,11 +154,13 @@ def _verdict(pairs: Pairs, folds: bool) -> Verdict | None:
 
 def _across(pairs: Pairs, rows: Sequence[Row]) -> Verdict | None:
     """The verdict on runs of different numbers of ranks: on the first call that differs by more
-    than rounding or a factor, which their sums have by design, or else on the first that differs.
+    than rounding or a factor, which their sums have by design, else on the first where that cannot
+    be told, or else on the first that differs.
     """
     differing = [k for k, row in enumerate(rows) if row.kind not in ("equal", "unknown")]
     larger = [k for k in differing if rows[k].kind in LARGER]
-    for at in (larger or differing)[:1]:
+    untold = [k for k in differing if rows[k].kind == "untold"]
+    for at in (larger or untold or differing)[:1]:
         one, other = pairs.events(at)
         if one is None or other is None:
             return _structural(pairs, at)

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from gpusim.reduction import as_reduction
 
-__all__ = ["Cast", "Factor", "cast_of", "coherence", "condition", "factor_of", "rounding_threshold"]
+__all__ = [
+    "COARSE",
+    "Cast",
+    "Factor",
+    "cast_of",
+    "coherence",
+    "condition",
+    "factor_of",
+    "rounding_threshold",
+]
 
 Array = NDArray[Any]
 
@@ -64,6 +73,12 @@ def unit_roundoff(dtype: np.dtype[Any]) -> float:
     True
     """
     return 0.0 if dtype.kind not in FLOATS else float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+COARSE = 0.125
+"""A relative norm above which a difference is not called rounding, whatever the threshold is.
+
+Of narrow wires the threshold is above 1, so that unrelated sums lie below it too."""
 
 
 def rounding_threshold(

@@ -43,7 +43,8 @@ GROWTH = """The difference of the results, call by call: its kind, how many elem
 bits, by how many units in the last place (ulp), and the 2-norm of the difference divided by that of
 a. NaN is in no ulp. Numbers of ranks stand under operands and results where these differ."""
 KINDS = """Kinds: "rounding" is no more than sums of these dtypes and numbers of terms differ by;
-"factor" is a constant; "carried" has operands that differ before the call; "larger" is more than
+"untold" is within such a bound too, which is so large that it tells nothing; "factor" is a
+constant; "carried" has operands that differ before the call; "larger" is more than
 rounding; "other" is another call."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .difference import Difference, difference
 from .folds import REDUCING
 from .pairing import REPLICATED, Pairs, describe
-from .ratios import condition, factor_of, rounding_threshold
+from .ratios import COARSE, condition, factor_of, rounding_threshold
 from .runs import Event, Run, dtype_of
 
 __all__ = ["ROW_CLASSES", "Row", "classes_of", "difference_of", "row_of"]
@@ -21,6 +21,7 @@ __all__ = ["ROW_CLASSES", "Row", "classes_of", "difference_of", "row_of"]
 ROW_CLASSES = (
     "equal",
     "rounding",
+    "untold",
     "factor",
     "larger",
     "carried",
@@ -40,8 +41,9 @@ class Row:
     - `operands`, `results`: the numbers of ranks in which they differ, None where that is not
       known.
     - `difference`: that of the results, where they differ and arrays were kept.
-    - `kind`: "equal"; "rounding" (results differ by no more than rounding may); "factor" (those of
-      b are a's times `factor`); "larger" (results differ by more, and operands are equal or not
+    - `kind`: "equal"; "rounding" (results differ by no more than rounding may); "untold"
+      (by no more than rounding may, which is so much here that it tells nothing); "factor" (those
+      of b are a's times `factor`); "larger" (results differ by more, and operands are equal or not
       known); "carried" (operands differ already); "only" (one run lacks the call); "other" (the
       calls are not the same); "differs" (results do, and whole arrays were not kept); "unknown"
       (neither operands nor results are compared).
@@ -139,7 +141,7 @@ def _kind(
         return ("carried" if operands else "differs"), None
     small = not found.not_finite and found.relative_norm < np.inf
     if small and found.relative_norm <= _threshold(pairs, one, other, found.relative_norm):
-        return "rounding", None
+        return ("rounding" if found.relative_norm <= COARSE else "untold"), None
     sides = _sides(pairs, one, other, "results", results)
     ranks = Fraction(pairs.b.ranks, pairs.a.ranks)
     factor = None if sides is None else factor_of(*sides, [ranks, 1 / ranks])

@@ -29,6 +29,7 @@ TERMS = {
 }
 ROWS = {
     "rounding": "different by rounding alone",
+    "untold": "by no more than coarse rounding may, which tells nothing",
     "factor": "by a constant factor",
     "larger": "by more than rounding",
     "carried": "with operands that differ already",
@@ -194,6 +195,6 @@ def _across(comparison: Comparison) -> list[str]:
             more = f" ({', '.join(factors[:4])})" if name == "factor" else ""
             parts.append(f"{classes[name]:,} {text}{more}")
     told = [f"Of the {count(len(rows), 'call')}, {listed(parts)}."]
-    if comparison.first_larger is None and "differs" not in classes:
+    if comparison.first_larger is None and not {"differs", "untold"} & classes.keys():
         told.append("None differs otherwise: these are last bits, and sums over other ranks.")
     return told

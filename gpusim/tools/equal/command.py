@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
 def programs(options: argparse.Namespace) -> tuple[Program, Program]:
     """The reference and the candidate. **Raises**: UsageError if they are not said."""
     if options.ranks is None:
-        raise UsageError("expected --ranks N, the ranks of the candidate")
+        raise UsageError("expected --ranks N, the ranks of the candidate, before the script")
     both = options.reference, options.candidate
     if options.script is not None and any(both):
         raise UsageError("expected SCRIPT, or --reference and --candidate; got both")

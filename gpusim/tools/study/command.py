@@ -160,7 +160,12 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
             "formats of partial sums: wire, contract, float32, e5m6, ...; for the order fixed "
             "int8, int16, int32",
         ),
-        ("order", None, "orders of additions: linear, reverse, ring, tree, exact, fixed, twins"),
+        (
+            "order",
+            None,
+            "orders of additions: linear, reverse, ring, tree, kahan, neumaier, exact, fixed, "
+            "twins",
+        ),
         ("rounding", None, "nearest, stochastic"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("op", "sum", "sum, mean (default: %(default)s)"),

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,8 +85,11 @@ functional = _functional
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
 # be None then, and not one rank's group.
-for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
-    importlib.import_module(f"torch.distributed.{_name}")
+# torch warns of its own torch.jit.script there, which would fail a program run with -W error.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
+        importlib.import_module(f"torch.distributed.{_name}")
 
 c10d: Any = _c10d  # whose functions are replaced
 dist: Any = _dist
