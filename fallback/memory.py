@@ -57,7 +57,9 @@ def default_limit() -> int:
     if given:
         # int() refuses thousands of digits with a text that names no variable.
         if not (given.isascii() and given.isdigit() and len(given) <= 18):
-            raise ValueError(f"{SETTING}={given[:40]!r}: expected a number of mebibytes, 0 for none")
+            raise ValueError(
+                f"{SETTING}={given[:40]!r}: expected a number of mebibytes, 0 for none"
+            )
         return int(given) << 20
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -171,7 +171,10 @@ def read(path: str | os.PathLike[str]) -> OrderFile:
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
-        data = file.read(LIMITS["bytes"] + 1)
+        data = bytearray()
+        # In parts: one read would take the memory of the largest file for each.
+        while len(data) <= LIMITS["bytes"] and (part := file.read(1 << 18)):
+            data += part
     try:
         if len(data) > LIMITS["bytes"]:
             raise ValueError(f"expected at most {LIMITS['bytes']:,} bytes")

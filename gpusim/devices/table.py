@@ -121,7 +121,7 @@ class Table:
         if not text:
             return cls()
         # ASCII digits only: int() accepts "1_6" and the digits of other scripts
-        if not (text.isascii() and text.isdigit() and is_count(int(text[:9]))):
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and is_count(int(text))):
             raise ValueError(f"GPUSIM_IPUS={text!r}: {EXPECTED}")
         return cls(int(text))
 

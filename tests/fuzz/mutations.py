@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -120,7 +121,8 @@ def broken_json(text: str, draw: random.Random) -> bytes:
         holder, key = draw.choice(places)
         kind = draw.randrange(6)
         if kind < 3:
-            holder[key] = draw.choice((*VALUES, *EVIL))
+            # A copy: what is put into it must not be there in the next case, nor in itself.
+            holder[key] = copy.deepcopy(draw.choice((*VALUES, *EVIL)))
         elif kind == 3:
             holder[key] = _other_type(holder[key])
         elif kind == 4 and isinstance(holder, dict):

@@ -119,7 +119,9 @@ def equal(draw: random.Random, path: Path) -> None:
     from gpusim.tools.equal import report
     from gpusim.tools.equal.comparing import Comparison
 
-    trace: Any = SimpleNamespace(ranks=2, events=[], end={}, steps=1, ends=[{}], notes=[])
+    trace: Any = SimpleNamespace(
+        ranks=2, by_rank=[SimpleNamespace(end={}, events=[])], ends=lambda name: [None]
+    )
     matching: Any = SimpleNamespace(pairs=[], unmatched=[])
     found = Comparison(trace, trace, matching, [], [], {_text(draw): [_text(draw)]})
     found.failure = _text(draw) or "x"

@@ -51,7 +51,7 @@ SHARES = {
     "tests/equal": 0.05,  # each takes seconds
     "tests/equal/test_tables.py": 1.0,
     "tests/faults": 0.3,
-    "tests/fuzz": 0.4,  # each is a process
+    "tests/fuzz": 0.25,  # each is a process
     "tests/gpu": 0.25,
     "tests/jax": 0.4,
     "tests/maps": 0.3,
