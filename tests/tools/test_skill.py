@@ -24,7 +24,7 @@ SECTIONS = {
     for section in SKILL.split("\n### ")[1:]
 }
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
-DISAGREE = "Deadlocks, mismatches, gradients that are never reduced"
+DISAGREE = "Deadlocks, mismatches, ranks that agree and are wrong"
 EQUAL = "Does the parallel program compute what one rank computes?"
 DIFFER = "Where do two runs begin to differ?"
 RESUME = "Does a resumed run go on as if it was never interrupted?"
