@@ -293,7 +293,7 @@ def test_the_command_adds_integers(
     with pytest.raises(SystemExit):
         main(["study", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "linear, reverse, ring, tree, exact, fixed, twins" in shown
+    assert "linear, reverse, ring, tree, kahan, neumaier, exact, fixed," in shown
 
 
 def test_the_command_writes_bytes_and_draws_them(
