@@ -70,11 +70,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the lane leaves out, unless tests are selected by id or by marker."""
+    """Leave out what the lane leaves out, unless tests are selected by id or by marker.
+
+    Rules for all sources are never left out: the change that breaks one is not in its area.
+    """
     if FULL or config.option.markexpr or any("::" in argument for argument in config.args):
         return
     quick = [item for item in items if not item.get_closest_marker("slow")]
-    taken = set(sample([item.nodeid for item in quick]))
+    rules = {item.nodeid for item in quick if item.get_closest_marker("rule")}
+    taken = rules | set(sample([item.nodeid for item in quick if item.nodeid not in rules]))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
     items[:] = [item for item in quick if item.nodeid in taken]
 

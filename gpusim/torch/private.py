@@ -26,10 +26,12 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data._utils import fetch
 
 __all__ = [
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
+    "FETCHERS",
     "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
@@ -50,6 +52,7 @@ __all__ = [
     "outside_transform",
     "plain_kernels",
     "schema_of",
+    "seed_of_tests",
     "storage_key",
     "tree_leaves",
     "tree_map_only",
@@ -59,6 +62,9 @@ __all__ = [
 
 #: The attributes that all tensors have, as descriptors.
 TENSOR_ATTRIBUTES: Mapping[str, Any] = vars(torch._C.TensorBase)
+
+#: The classes whose `fetch` reads what a DataLoader's next batch consists of.
+FETCHERS = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
 
 _functorch: Any = torch._C._functorch
 _BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
@@ -220,3 +226,10 @@ def plain_kernels() -> Iterator[None]:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, in which checkpoints compute modules again."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def seed_of_tests() -> None:
+    """Seed the generators of Python, NumPy and torch as PyTorch seeds them before its own tests."""
+    from torch.testing._internal import common_utils  # takes long to import
+
+    common_utils.set_rng_seed()

@@ -22,6 +22,7 @@ def test_program_of_a_kind_has_it_alone(kind: str, snippet: Snippet) -> None:
     assert spoken(said.findings[0]) in TEXT
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
 def test_page_has_a_section_for_every_kind(kind: str) -> None:
     _, heading, rest = TEXT.partition(f"\n### {kind}\n")
@@ -32,6 +33,7 @@ def test_page_has_a_section_for_every_kind(kind: str) -> None:
         assert words in " ".join(section.split())
 
 
+@pytest.mark.rule
 def test_page_has_the_lines_that_programs_share() -> None:
     assert f"```py\n{IMPORTS}\n{JOIN}```" in TEXT
     assert LEAVE.strip() in TEXT

@@ -43,6 +43,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.rule
 def test_nothing_private_is_used_elsewhere() -> None:
     found = {
         str(path.relative_to(ROOT)): names
@@ -107,6 +108,7 @@ def mentioned(text: str) -> set[str]:
     return found | set(dotted)
 
 
+@pytest.mark.rule
 def test_every_name_has_a_test() -> None:
     tested = mentioned(NAMES.read_text())
     assert public_names() - tested == set()

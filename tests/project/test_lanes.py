@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,45 @@ def test_a_seed_draws_each_areas_share(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum("test_b" in name for name in names) == 5  # an area without a share
     for lane in ("area", "all"):
         assert chosen(monkeypatch, lane, 3) == NAMES
+
+
+def test_a_rule_for_all_sources_is_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = "tests/torch/test_private.py::test_nothing_private_is_used_elsewhere"
+    monkeypatch.setattr(budget, "LANE", LANES["change"])
+    for seed in range(100):
+        monkeypatch.setattr(budget, "SEED", seed)
+        if not budget.sample([rule]):  # its area's share would leave it out
+            break
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", rule.partition("::")[0]],
+        cwd=ROOT,
+        env={**os.environ, "GPUSIM_TESTS": "change", "GPUSIM_TESTS_SEED": str(seed)},
+        capture_output=True,
+        text=True,
+    )
+    assert rule in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_collection_starts_no_threads() -> None:
+    """A process that has collected forks safely, and starts quickly."""
+    counting = (
+        "import os, pytest\n"
+        "class Count:\n"
+        "    def pytest_sessionfinish(self):\n"
+        "        print('threads', len(os.listdir('/proc/self/task')))\n"
+        "pytest.main(['--collect-only', '-qq', '-n0'], plugins=[Count()])\n"
+    )
+    for part, variables in PARTS.items():
+        environment = {**os.environ, **variables, "GPUSIM_TESTS_PART": part}
+        done = subprocess.run(
+            [sys.executable, "-c", counting],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert int(done.stdout.rpartition("threads ")[2].split()[0]) <= 4, part
 
 
 def test_tables_name_what_exists() -> None:

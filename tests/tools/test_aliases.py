@@ -174,6 +174,7 @@ for name in set(a.NAMES) - set(a.aliased()):
     output(sys.executable, "-c", program)
 
 
+@pytest.mark.rule
 def test_each_alias_has_a_file_for_processes_started_anew() -> None:
     files = {path.stem for path in Path(aliases.STAND_INS).glob("*.py")} - {"__init__"}
     assert files == set(aliases.aliased())

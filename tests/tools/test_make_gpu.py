@@ -603,6 +603,7 @@ def test_a_step_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path) -> 
     assert re.search(r"goes on +passed", said)
 
 
+@pytest.mark.rule
 def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
     """What the steps ask pytest for, as it is called."""
     asked: dict[str, set[str]] = {}
@@ -627,6 +628,7 @@ def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == order
 
 
+@pytest.mark.rule
 def test_files_that_need_a_broken_pytorch_are_left_out(tmp_path: Path) -> None:
     words: list[str] = []
 

@@ -130,6 +130,7 @@ def meaning(action: argparse.Action) -> tuple[Any, ...]:
 # ---------------------------------------------------------------- one meaning
 
 
+@pytest.mark.rule
 def test_a_name_means_the_same_in_every_command() -> None:
     wrong = []
     for name, commands in uses().items():
@@ -142,12 +143,14 @@ def test_a_name_means_the_same_in_every_command() -> None:
     assert not wrong
 
 
+@pytest.mark.rule
 def test_the_names_that_differ_are_there() -> None:
     found = uses()
     for name, commands in DIFFERENT.items():
         assert not commands.keys() - found[name].keys(), name
 
 
+@pytest.mark.rule
 def test_lists_and_single_values_have_the_same_help() -> None:
     """Where a command takes several, or a FILE besides, the option is still the same."""
     found = uses()
@@ -165,6 +168,7 @@ def test_lists_and_single_values_have_the_same_help() -> None:
         }
 
 
+@pytest.mark.rule
 def test_every_command_with_participants_takes_both_names() -> None:
     found = uses()
     assert found["--ranks"].keys() == found["--replicas"].keys()
@@ -174,6 +178,7 @@ def test_every_command_with_participants_takes_both_names() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.rule
 def test_old_names_are_names_of_the_same_option() -> None:
     found = uses()
     for command, old, new in (
@@ -191,6 +196,7 @@ def test_old_names_are_names_of_the_same_option() -> None:
         assert found[old][command] is found[new][command], (command, old)
 
 
+@pytest.mark.rule
 def test_run_knows_which_of_its_options_have_values() -> None:
     named = {
         name
@@ -380,6 +386,7 @@ def test_lists_of_numbers() -> None:
             counts(2)(text)
 
 
+@pytest.mark.rule
 def test_options_have_one_home() -> None:
     """No command defines a shared option by itself."""
     tools = Path(options.__file__).parent
@@ -516,6 +523,7 @@ def test_what_is_started_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- the page
 
 
+@pytest.mark.rule
 def test_the_page_has_all_commands_and_shared_options() -> None:
     text = PAGE.read_text()
     for command in RUNNABLE:

@@ -189,6 +189,7 @@ def test_each_command_does_what_the_skill_says(
     test(tmp_path)
 
 
+@pytest.mark.rule
 def test_all_sections_are_tested() -> None:
     assert set(SECTIONS) == set(QUICK) | set(OTHERS)
 
@@ -203,17 +204,20 @@ def test_wrong_usage_ends_with_2_and_says_what_was_expected(tmp_path: Path) -> N
         assert "--no-such-option" in done.stderr.splitlines()[-1], (line, done.stderr)
 
 
+@pytest.mark.rule
 def test_front_matter() -> None:
     head = re.match(r"---\nname: ([a-z-]{1,64})\ndescription: (.{1,1024})\n---\n", SKILL)
     assert head and head[1] == "gpusim"
 
 
+@pytest.mark.rule
 @pytest.mark.parametrize("name", ["SKILL.md", "llms.txt"])
 def test_links_exist(name: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text())
     assert targets and all((ROOT / target).is_file() for target in targets), targets
 
 
+@pytest.mark.rule
 def test_llms_txt_has_the_parts_of_its_format() -> None:
     """A title, a summary, then sections that hold lists of links."""
     text = (ROOT / "llms.txt").read_text()

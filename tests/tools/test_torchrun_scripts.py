@@ -112,5 +112,6 @@ def test_scripts_run_on_64_ranks(name: str, tmp_path: Path) -> None:
     assert losses and all(0 < loss < 10 for loss in losses)
 
 
+@pytest.mark.rule
 def test_all_scripts_are_run() -> None:
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(RUNS)

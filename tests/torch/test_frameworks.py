@@ -151,6 +151,7 @@ def test_the_page_has_every_row() -> None:
             assert f"`{row.program}` | {ranks} |" in text
 
 
+@pytest.mark.rule
 def test_rows_are_programs_and_no_two_are_the_same() -> None:
     assert len({row.program for row in ROWS}) == len(ROWS)
     used = {row.program.split()[0] for row in ROWS} | {"digest.py", "tiny.py"}

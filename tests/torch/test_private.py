@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import logging
 import math
+import random
 import re
+import sys
+import types
+import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +56,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
         yield from (x for x in names if re.match("_[a-zA-Z]", x) and not x.startswith(FOREACH))
 
 
+@pytest.mark.rule
 def test_nothing_private_is_used_elsewhere() -> None:
     found = {
         str(path.relative_to(ROOT)): names
@@ -73,6 +80,7 @@ def test_what_is_private_is_found(source: str) -> None:
     assert [*private_names(ast.parse(source))]
 
 
+@pytest.mark.rule
 def test_every_name_has_a_test() -> None:
     tests = Path(__file__).read_text()
     assert {name for name in private.__all__ if f"private.{name}" not in tests} == set()
@@ -413,3 +421,40 @@ def test_an_operation_on_lists_is_a_loop(name: str) -> None:
     result = getattr(torch, name)(lists[0], *arguments)
     for one, other in zip(lists[0] if name.endswith("_") else result, loop, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_fetchers_read_the_batches_of_a_loader(
+    iterable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ones(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(torch.ones(4))
+
+    asked: list[Any] = []
+    for fetcher in private.FETCHERS:
+
+        def fetch(self: Any, index: Any, real: Any = fetcher.fetch) -> Any:
+            asked.append(index)
+            return real(self, index)
+
+        monkeypatch.setattr(fetcher, "fetch", fetch)
+    data: Any = Ones() if iterable else torch.utils.data.TensorDataset(torch.ones(4))
+    assert len([*torch.utils.data.DataLoader(data, batch_size=2)]) == 2
+    assert [len(index) for index in asked] == [2] * (3 if iterable else 2)  # 3: its end
+    assert iterable or asked == [[0, 1], [2, 3]]
+
+
+def test_the_seed_of_pytorchs_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("expecttest") is None:  # PyTorch's tests need it, not this one
+        stand_in: Any = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        monkeypatch.setitem(sys.modules, "expecttest", stand_in)
+    from torch.testing._internal import common_utils
+
+    states = []
+    for seed in (private.seed_of_tests, common_utils.set_rng_seed):
+        torch.manual_seed(5)
+        seed()
+        states.append((torch.rand(1).item(), random.random(), np.random.rand()))  # noqa: NPY002
+    assert states[0] == states[1]

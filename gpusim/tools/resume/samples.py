@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import _utils, dataloader
+from torch.utils.data import dataloader
 
 from gpusim.tools.equal.tracing import leaves
+from gpusim.torch.private import FETCHERS
 
 __all__ = ["Batch", "Samples", "digest"]
 
@@ -97,7 +98,7 @@ class Samples:
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
+        for fetcher in FETCHERS:
             stack.callback(setattr, fetcher, "fetch", fetcher.fetch)
             setattr(fetcher, "fetch", self._fetching(fetcher.fetch))  # noqa: B010  # mypy: a method
 

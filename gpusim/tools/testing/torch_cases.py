@@ -149,9 +149,9 @@ def run_in_process(self: Any, test_name: str, parent_pipe: Any) -> None:
 
 def seed() -> None:
     """Seed a rank's generators, as PyTorch seeds them before each test."""
-    from torch.testing._internal import common_utils
+    from gpusim.torch.private import seed_of_tests
 
-    common_utils.set_rng_seed()
+    seed_of_tests()
 
 
 def destroy() -> None:
