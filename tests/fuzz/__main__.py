@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="this one alone")
     given = parser.parse_args()
     if unknown := {*given.reader} - {*READERS}:
-        parser.error(f"there is no reader {', '.join(sorted(unknown))}")
+        parser.error(f"unknown readers: {', '.join(sorted(unknown))}")
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
     from rich.table import Table

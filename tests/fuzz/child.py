@@ -126,7 +126,7 @@ def main(name: str, seed: int, first: int, count: int, work: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     reader, watch = READERS[name], Watch()
     case = work / "case"
-    # What is imported and cached at the first use is no case's.
+    # The first uses import and cache: their files and memory do not count as a case's.
     for number in range(3):
         make(reader, 0, number, case)
         watch.folder = None

@@ -43,7 +43,7 @@ def test_what_once_failed_is_refused(number: int, tmp_path: Path) -> None:
     for name, text in found["files"].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(zlib.decompress(base64.b64decode(text)))
-    # What is imported and cached at the first use is no case's.
+    # The first uses import and cache: their files and memory do not count as a case's.
     with contextlib.suppress(*reader.errors):
         reader.read(tmp_path)
     tracemalloc.start()

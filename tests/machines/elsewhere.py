@@ -219,7 +219,7 @@ def _with_windows_texts() -> None:
     builtins.open = io.open = opened  # type: ignore[assignment]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # As Python for Windows where output is no console: what cp1252 lacks is an error.
+            # As Python for Windows where output goes to a file: what cp1252 lacks is an error.
             stream.reconfigure(encoding="cp1252", errors="strict" if stream is sys.stdout else None)
 
 

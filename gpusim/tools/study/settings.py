@@ -367,7 +367,7 @@ def grid(
     Among `accumulators`, "wire" is the format in which partial sums travel: that of the values, or
     the one that a twin's engine uses. "contract" and None are the default of Reduction. Both are
     int32 in the order "fixed". Integers are for that order and formats for the others: other
-    combinations are no settings. Compensated orders round to nearest alone. Where nothing narrower
+    combinations are left out. Compensated orders round to nearest alone. Where nothing narrower
     than float32 is rounded to, stochastic rounding has nothing to draw, and the setting is the same
     as rounding to nearest.
 
