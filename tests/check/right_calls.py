@@ -24,6 +24,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from gpusim.torch.distributed.checks import flights
 from tests.check.small import Program
 
 __all__ = ["IN_PROCESSES", "PROGRAMS", "drawn", "reduced"]
@@ -168,7 +169,7 @@ def results_of_works(rank: int) -> list[Any]:
 @program
 def many_in_flight(rank: int) -> list[Tensor]:
     """More than are followed."""
-    tensors = [torch.full((2,), float(rank + i)) for i in range(1300)]
+    tensors = [torch.full((2,), float(rank + i)) for i in range(flights.MANY + flights.MANY // 4)]
     for work in [*map(reduced, tensors)]:
         work.wait()
     return tensors

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.checks import Check
+from gpusim.torch.distributed.checks import Check, flights
 from tests.check.right_calls import IN_PROCESSES, PROGRAMS, drawn, reduced
 from tests.check.small import (
     BOTH,
@@ -27,11 +27,18 @@ from tests.check.small import (
     places,
     started,
 )
-from tests.oracles.budget import slow
+from tests.oracles.budget import FULL, slow
 
 pytestmark = needs_linux
 
 # ---------------------------------------------------------------- right
+
+
+@pytest.fixture(autouse=True)
+def few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`many_in_flight` posts more calls than are followed: its time grows with their square."""
+    if not FULL:
+        monkeypatch.setattr(flights, "MANY", 40)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))

@@ -39,18 +39,17 @@ LANES = {
 #: claim with many cases has some in each run. What changes seldom touch has small shares: work on
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
-    "tests/check": 0.3,
-    "tests/check/test_host_reads.py": 0.3,
+    "tests/check": 0.2,
     "tests/check/test_page.py": 0.2,
     "tests/check/test_planted.py": 0.15,  # each is a run of the command
     "tests/collectives": 0.3,
-    "tests/compare/test_pairs.py": 0.3,  # each takes seconds
+    "tests/compare/test_pairs.py": 0.15,  # each takes seconds
     "tests/compiled": 0.5,
     "tests/contract": 0.3,
     "tests/cuda": 0.25,
-    "tests/equal": 0.05,  # each takes seconds
+    "tests/equal": 0.025,  # each takes seconds
     "tests/equal/test_tables.py": 1.0,
-    "tests/faults": 0.3,
+    "tests/faults": 0.2,
     "tests/fuzz": 0.25,  # each is a process
     "tests/gpu": 0.25,
     "tests/jax": 0.4,
@@ -63,9 +62,14 @@ SHARES = {
     "tests/resume": 0.2,  # each takes seconds
     "tests/resume/test_programs.py": 0.2,
     "tests/tools": 0.3,
-    "tests/torch": 0.35,
+    "tests/tools/test_equal.py": 0.15,  # each takes seconds
+    "tests/tools/test_equal_programs.py": 0.1,
+    "tests/tools/test_testing_cases.py": 0.15,
+    "tests/torch": 0.3,
+    "tests/torch/test_dispatcher.py": 0.2,
+    "tests/torch/test_distributed_apart.py": 0.2,
     "tests/torch/test_distributed_bits.py": 1.0,  # a sample by itself
-    "tests/worlds": 0.3,
+    "tests/worlds": 0.2,
 }
 
 #: Work on one area: its own folders, and the quick tests of what it rests on.

@@ -114,4 +114,5 @@ def test_scripts_run_on_64_ranks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.rule
 def test_all_scripts_are_run() -> None:
-    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(RUNS)
+    planted = {"partial_gradient"}  # its bug is the README's: its weights show nothing
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*RUNS, *planted}
