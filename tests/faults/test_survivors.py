@@ -230,6 +230,85 @@ def test_a_rank_that_is_later_than_the_limit_is_too_late(tmp_path: Path) -> None
     assert [notes.of(rank)[1:] for rank in range(3)] == [[TIMED_OUT], [CLOSED], [TIMED_OUT]]
 
 
+def test_a_late_ranks_call_is_never_complete(tmp_path: Path) -> None:
+    notes = Notes(tmp_path)
+
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        for _ in range(3):
+            notes.tried(rank, lambda: dist.all_reduce(ones()))
+        time.sleep(1)  # while it ends, the others would see that
+
+    # The others have posted all calls, in vain: the late rank's is the last part of each.
+    assert launch(program, 3, "late rank=1 call=1 seconds=60.5").well
+    assert notes.of(1) == [CLOSED] * 3
+
+
+Deferred = Callable[[int, torch.Tensor], Any]
+
+SERVED: dict[str, tuple[Deferred, set[int]]] = {
+    "all_reduce": (lambda rank, x: dist.all_reduce(x, async_op=True), set()),
+    "broadcast": (lambda rank, x: dist.broadcast(x, 0, async_op=True), {1, 3}),
+    "broadcast from 1": (lambda rank, x: dist.broadcast(x, 1, async_op=True), {3}),
+    "gather": (
+        lambda rank, x: dist.gather(x, rows(4) if rank == 0 else None, 0, async_op=True),
+        {1, 3},
+    ),
+    "scatter": (
+        lambda rank, x: dist.scatter(x, rows(4) if rank == 0 else None, 0, async_op=True),
+        {1, 3},
+    ),
+}
+"""Calls, and for which of four ranks they are complete without rank 2."""
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("name", SERVED)
+def test_a_call_is_complete_for_those_that_the_missing_rank_owes_nothing(
+    name: str, asks: bool, tmp_path: Path
+) -> None:
+    notes, (call, served) = Notes(tmp_path), SERVED[name]
+
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        work = call(rank, ones())
+        while asks and not work.is_completed():
+            pass
+        notes.tried(rank, work.wait)
+
+    launch(program, 4, "hang rank=2 call=1")
+    for rank in (0, 1, 3):
+        assert (notes.of(rank) == ["fine"]) == (rank in served), (rank, notes.of(rank))
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+def test_a_late_rank_gets_what_the_others_had(late: int) -> None:
+    def program(rank: int) -> list[list[float]]:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        found = []
+        for root in range(4):
+            x = torch.full((3,), rank + 10.0 * root)
+            dist.broadcast(x, root)
+            y, row = torch.zeros(3), [ones(3) * each for each in range(4)]
+            dist.scatter(y, row if rank == root else None, root)
+            z = [torch.zeros(1) for _ in range(4)]
+            own = torch.tensor([rank + 1.0])
+            dist.gather(own, z if rank == root else None, root)
+            found += [x.tolist(), y.tolist(), [each.item() for each in z] if rank == root else []]
+            # The ranks that have gone on use their memory again.
+            for each in (x, y, own, *row, *z):
+                each.fill_(-1)
+            found.append(x.tolist())
+        return found
+
+    expected = launch(program, 4).results
+    assert expected[0][:2] == [[0.0] * 3] * 2 and expected[3][4:6] == [[11.0] * 3, [3.0] * 3]
+    for call in range(1, 13):
+        plan = f"late rank={late} call={call} seconds=30"
+        endings = launch(program, 4, plan)
+        assert endings.well and endings.results == expected, plan
+
+
 def calls_of_nccl(rank: int) -> None:
     dist.init_process_group("nccl", timeout=timedelta(seconds=60))
     try:

@@ -51,7 +51,6 @@ def test_programs_train_to_what_the_page_shows(program: str) -> None:
         assert found == shown
 
 
-@pytest.mark.rule
 def test_the_case_names_the_sum_of_the_page() -> None:
     shown = " ".join(page.part("case").split())
     said = page.case()

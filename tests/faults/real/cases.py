@@ -193,7 +193,8 @@ def watch(
 ) -> None:
     """Write what a rank sees to a file of the folder.
 
-    `begin` makes the group. `fault` is called before the call: it may end the rank.
+    `begin` makes the group. `fault` is called before the call: it ends a real rank that dies. The
+    call of a simulated one ends it, by the plan: what that raises is not caught.
     """
     seen = Log(f"{folder}/{rank}.jsonl")
     begin()
@@ -203,6 +204,9 @@ def watch(
         dist.all_reduce(torch.ones(4))
     call = calls_of(rank, case.ranks)[case.kind]
     fault()
+    if rank == case.dead:
+        call()
+        raise AssertionError(f"rank {rank} outlives its fault")
     if case.deferred:
         works: list[Any] = []
         seen["posted"] = outcome(lambda: works.append(call(async_op=True)))

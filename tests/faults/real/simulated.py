@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
+import time
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +15,15 @@ from gpusim.torch.distributed.launching import run_ranks
 from .cases import PRELUDE, TIMEOUT, Case, read, watch
 
 __all__ = ["run"]
+
+
+BEFORE_THE_AGENT = 0.05
+"""Simulated seconds: fewer than the agent takes to notice that a rank has failed."""
+
+
+def wait_for_death() -> None:
+    """Call when the dead is gone, as the real ranks do: all others sleep, and it goes on."""
+    time.sleep(BEFORE_THE_AGENT)
 
 
 def begin() -> None:
@@ -35,10 +45,17 @@ def run(case: Case) -> dict[str, Any]:
         for rank in range(case.ranks)
     ]
     code = 3 if case.how == "exit" else None
+    waits = [rank != case.dead and case.how != "hang" for rank in range(case.ranks)]
     fault = Fault(case.how, case.dead, call=PRELUDE + 1, code=code)
     with tempfile.TemporaryDirectory() as folder:
         endings = run_ranks(
-            lambda rank: watch(rank.index, case, folder, begin, lambda: None),
+            lambda rank: watch(
+                rank.index,
+                case,
+                folder,
+                begin,
+                wait_for_death if waits[rank.index] else lambda: None,
+            ),
             environments,
             None,
             "turns",

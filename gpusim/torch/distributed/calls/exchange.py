@@ -543,7 +543,7 @@ class Exchange:
         """End all ranks, as the terms of one differ from those of the first."""
         key = pending.key
         assert key is not None
-        others = sorted(pending.parts)
+        others = sorted(pending.sites)  # parts that have failed are gone
         same = [other for other in others if pending.sites[other] == pending.sites[others[0]]]
         both = {**pending.terms, **terms}
         names = [name for name in both if pending.terms.get(name) != terms.get(name)]

@@ -106,7 +106,7 @@ def barrier_text(work: RankWork, pending: Pending, limit: float, original: str) 
     me = group.rank()
     if me:
         return reached_in_vain(me, original)
-    missing = [place for place in range(group.size()) if place not in pending.parts]
+    missing = [place for place in range(group.size()) if place not in pending.sites]
     if limit <= SOON:
         return (
             "Rank 0 timed out in monitoredBarrier after 0 ms.\n"

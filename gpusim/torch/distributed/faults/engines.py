@@ -5,7 +5,7 @@ The texts and types are those that torch.distributed shows of gloo and NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "closed_by_peer",
     "closed_here",
     "group_limit",
+    "is_served",
     "needed",
     "not_met",
     "timed_out",
@@ -145,6 +146,15 @@ def of_tree(place: int, size: int, root: int) -> set[int]:
     return found
 
 
+def above_in_tree(place: int, size: int, root: int) -> set[int]:
+    """Those through whom a place is reached in the binomial tree of a broadcast, the root too."""
+    own, found = (place - root) % size, set()
+    while own:
+        own -= 1 << (own.bit_length() - 1)
+        found.add((own + root) % size)
+    return found
+
+
 def of_root(place: int, size: int, root: int) -> set[int]:
     """The root; of the root all others."""
     return everyone(place, size, root) if place == root else {root}
@@ -171,6 +181,29 @@ Others wait until a rank that they hear of ends too, or their limit expires.
 def needed(terms: Mapping[str, Any], place: int, size: int) -> set[int]:
     """The places in the group whose end a rank's call notices at once."""
     return NEEDED.get(terms["operation"], everyone)(place, size, terms.get("root", 0))
+
+
+def is_served(
+    terms: Mapping[str, Any],
+    place: int,
+    size: int,
+    posted: Collection[int],
+    whole: Collection[int],
+) -> bool:
+    """Whether gloo's call is complete for a place, as the missing ones have no part in its own.
+
+    A rank that broadcasts needs those below it, and the others' data comes to it through those
+    above it. In a gather and a scatter a rank and the root need each other alone. All other calls
+    need all ranks.
+
+    **Arguments**: `posted` are the places that have posted the call, `whole` those of them for
+    which it has not failed.
+    """
+    operation, root = terms["operation"], terms.get("root", 0)
+    if operation == "broadcast":
+        above = above_in_tree(place, size, root)
+        return above <= {*whole} and of_tree(place, size, root) <= {*posted}
+    return operation in ("gather", "scatter") and place != root and root in whole
 
 
 TYPES_OF_NCCL = {

@@ -2,20 +2,32 @@
 
 A call of gloo's fails for each rank by itself: for those that have a connection to the dead rank in
 the call's algorithm (`engines.needed`), and for the others when one of those ends too, or closes
-its connections as it has timed out. NCCL's calls do not fail: they wait until their limit.
+its connections as it has timed out. NCCL's calls do not fail: they wait until their limit. Where
+nothing else can go on, a call of gloo's is complete for those that the missing ranks owe nothing
+(`engines.is_served`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ....maps.completion import Completion
-from ..calls.exchange import Exchange, GroupKey, Pending, Posting, RankWork, Terms
+from ..calls.exchange import SAME, Exchange, GroupKey, Pending, Posting, RankWork, Terms
 from ..calls.names import backend_name
 from ..calls.timeouts import barrier_text
-from .engines import ABORTS, closed_by_peer, closed_here, needed, not_met, timed_out
+from .engines import (
+    ABORTS,
+    closed_by_peer,
+    closed_here,
+    is_served,
+    needed,
+    not_met,
+    timed_out,
+)
 
 if TYPE_CHECKING:
     from ..runners.threads import Rank
@@ -35,13 +47,16 @@ def is_monitored(work: RankWork) -> bool:
 class Part:
     """A rank's part of a call, or its end of a message.
 
-    **Attributes**: `peers` are the global ranks whose end the call notices.
+    **Attributes**: `peers` are the global ranks whose end the call notices. `place` is the rank's
+    in the group, and `compute` makes the call; a message has None.
     """
 
     rank: Any
     work: RankWork
     peers: frozenset[int]
     name: Name
+    place: int = 0
+    compute: Callable[[list[Any]], None] | None = None
 
     def is_open(self) -> bool:
         """Whether the call is yet to be completed."""
@@ -121,7 +136,8 @@ class MortalExchange(Exchange):
     ) -> RankWork:
         work = super().post(rank, key, place, number, terms, made)
         if not work.is_done():
-            error = self._note(rank, key, work, self._peers(key, place, terms))
+            peers = self._peers(key, place, terms)
+            error = self._note(Part(rank, work, peers, _name(key), place, made.compute))
             # Its words are for ranks that have reached the barrier.
             if error is not None and is_monitored(work):
                 raise error
@@ -146,21 +162,18 @@ class MortalExchange(Exchange):
         if not work.is_done():
             peer = source if side else receiver
             known = peer is not None and not self.aborts(key)
-            error = self._note(rank, key, work, frozenset([key.ranks[peer or 0]] if known else []))
+            peers = frozenset([key.ranks[peer or 0]] if known else [])
+            error = self._note(Part(rank, work, peers, _name(key)))
             # gloo begins to send at once, and raises where the connection is closed already.
             if error is not None and side == 0:
                 raise error
         return work
 
-    def _note(
-        self, rank: Rank, key: GroupKey, work: RankWork, peers: frozenset[int]
-    ) -> BaseException | None:
+    def _note(self, part: Part) -> BaseException | None:
         """Note a part that is not complete; the error, if a rank that it needs is gone."""
-        name = _name(key)
-        part = Part(rank, work, peers, name)
         with self.lock:
-            open_parts = [each for each in self.parts.get(name, ()) if each.is_open()]
-            self.parts[name] = [*open_parts, part]
+            open_parts = [each for each in self.parts.get(part.name, ()) if each.is_open()]
+            self.parts[part.name] = [*open_parts, part]
             error = self._error_of(part)
         if error is not None:
             self._fail(part, error)
@@ -171,10 +184,21 @@ class MortalExchange(Exchange):
         closed = self.closed.get(part.name, {})
         if part.rank.index in closed:
             return closed_here(closed[part.rank.index])
+        # Those that have gone on owe nothing.
+        peers = part.peers - self._finished(part.work._pending)
         for lost in (self.gone, closed):
-            for peer in sorted(part.peers & lost.keys()):
+            for peer in sorted(peers & lost.keys()):
                 return closed_by_peer(peer, lost[peer])
         return None
+
+    def _finished(self, pending: Pending) -> set[int]:
+        """The ranks for which a call is complete that others wait for. (With the lock held.)"""
+        key = pending.key
+        if key is None:
+            return set()
+        parts = self.parts.get(_name(key), ())
+        waiting = {part.place for part in parts if part.work._pending is pending}
+        return {key.ranks[place] for place in pending.parts.keys() - waiting}
 
     def open_parts(self, rank: Rank) -> list[Part]:
         """The calls of a rank that are not complete, in the order in which it made them."""
@@ -186,13 +210,51 @@ class MortalExchange(Exchange):
                 if part.rank is rank and part.is_open()
             ]
 
+    def served_parts(self, rank: Rank) -> list[Part]:
+        """The calls of a rank that are complete for it, though others have not posted them.
+
+        To be asked when nothing else can go on: before, those that are late may come.
+        """
+        parts = self.open_parts(rank)
+        with self.lock:
+            return [part for part in parts if self._is_served(part)]
+
+    def _is_served(self, part: Part) -> bool:
+        pending = part.work._pending
+        key = pending.key
+        if part.compute is None or key is None or self.aborts(key):
+            return False
+        size = len(key.ranks)
+        return is_served(pending.terms, part.place, size, pending.sites, pending.parts)
+
+    def serve(self, rank: Rank) -> None:
+        """Complete the calls of `served_parts`. (In the rank's thread.)"""
+        for part in self.served_parts(rank):
+            pending, compute = part.work._pending, part.compute
+            key = pending.key
+            assert compute is not None and key is not None
+            own = pending.parts[part.place]
+            # What is computed for the others, missing ones too, goes to copies.
+            parts = [_copy(pending.parts.get(place, own)) for place in range(len(key.ranks))]
+            parts[part.place] = own
+            compute(parts)
+            with self.lock:
+                # The rank goes on, and uses its memory again: one that is late meets a copy.
+                pending.parts[part.place] = _copy(own)
+                mine = [each for each in pending.recorded if each[0] == rank.index]
+                for each in mine:
+                    pending.recorded.remove(each)
+            if mine:
+                self._record_results(mine, pending.terms["operation"] in SAME)
+            self._end(part, None)
+
     def bury(self, dead: int, how: str) -> None:
         """Let the calls fail that need a rank whose process has ended. (In its proxy's thread.)"""
         with self.lock:
             self.gone[dead] = how
             # Its own part of a call is lost with it. The call is never complete, for ranks that
             # post theirs later too.
-            self._drop_calls(lambda key: dead in key.ranks)
+            self._drop_calls(dead, lambda key: dead in key.ranks)
             for (key, receiver), boxes in self.mail.items():
                 if dead not in key.ranks:
                     continue
@@ -219,16 +281,21 @@ class MortalExchange(Exchange):
             self.closed.setdefault(name, {})[rank.index] = why
             # Else a rank that is late would complete the call, and write results to memory that
             # the others have used again.
-            self._drop_calls(lambda key: _name(key) == name)
+            self._drop_calls(rank.index, lambda key: _name(key) == name)
             own = [part for part in self.parts.get(name, ()) if part.work is work]
         for part in own:
             self._fail(part, error)
         self._fail_open(lambda part: part.name == name)
 
-    def _drop_calls(self, which: Any) -> None:
-        """Forget calls of groups that are never to be complete. (With the lock held.)"""
+    def _drop_calls(self, rank: int, which: Callable[[GroupKey], bool]) -> None:
+        """Forget calls of groups that are never to be complete. (With the lock held.)
+
+        A call is, if it needs this rank, which takes no part any more.
+        """
         for slot, pending in list(self.calls.items()):
-            if pending.key is not None and which(pending.key):
+            if pending.key is None or not which(pending.key):
+                continue
+            if rank not in self._finished(pending):
                 del self.calls[slot]
 
     def _fail_open(self, which: Any) -> None:
@@ -248,6 +315,14 @@ class MortalExchange(Exchange):
 
     def _fail(self, part: Part, error: BaseException) -> None:
         """Complete one rank's part of a call with an error; the others' goes on."""
+        with self.lock:
+            if part.compute is not None:
+                # The call is never complete, also if all others post it.
+                part.work._pending.parts.pop(part.place, None)
+        self._end(part, error)
+
+    def _end(self, part: Part, error: BaseException | None) -> None:
+        """Complete one rank's part of a call; the others' goes on."""
         work, old = part.work, part.work._pending
         new = Pending(old.title, Completion(self.launch.scheduler), old.terms, old.key)
         new.error, new.done.done = error, True
@@ -267,6 +342,13 @@ class MortalExchange(Exchange):
                 thread.waiting = None
                 scheduler.ready.append(thread)
                 scheduler.fill_slots()
+
+
+def _copy(part: Any) -> Any:
+    """A part whose arrays are copies."""
+    if isinstance(part, np.ndarray):
+        return part.copy(order="K")
+    return type(part)(map(_copy, part)) if isinstance(part, (list, tuple)) else part
 
 
 def _name(key: GroupKey) -> Name:

@@ -65,7 +65,7 @@ class MortalClock(Clock):
     launch: MortalLaunch | None = None
 
     def advance(self) -> bool:
-        if self.wake_lost():
+        if self.wake_lost() or self.wake_served():
             return True
         # A rank that waits elsewhere, as in a pipe, is one that waits. It would be told by nothing.
         if self.is_agents_turn():
@@ -92,6 +92,28 @@ class MortalClock(Clock):
                 self.scheduler.fill_slots()
                 return True
         return False
+
+    def wake_served(self) -> bool:
+        """Let ranks go on whose call the missing ranks owe nothing, as gloo does at once."""
+        launch, woken = self.launch, False
+        if launch is None:
+            return False
+        for each, thread in zip(launch.ranks, launch.call.replicas, strict=False):
+            rank: Any = each
+            waiting: Any = thread.waiting
+            if thread.finished or thread.ended or waiting is None:
+                continue
+            parts = launch.exchange.served_parts(rank)
+            if any(part.work._pending.done is waiting for part in parts):
+                rank.is_served = True
+                waiting.withdraw(thread)
+                thread.waiting = thread.timed = None
+                self.scheduler.ready.append(thread)
+                woken = True
+        if woken:
+            self.moved()
+            self.scheduler.fill_slots()
+        return woken
 
     def _pause(self) -> float | None:
         # Also while all wait: the process of one may end meanwhile.
@@ -126,8 +148,16 @@ class MortalClock(Clock):
             goes_on = super().asked(replica)
         finally:
             self._entries = entry
-        if goes_on:
+        if goes_on or self.wake_served():
             return True
+        served = [
+            thread
+            for rank, thread in zip(self.launch.ranks, self.launch.call.replicas, strict=False)
+            if not (thread.waiting or thread.finished or thread.ended)
+            and self.launch.exchange.served_parts(rank)
+        ]
+        if served:
+            return replica not in served  # `fail_waiting` completes its calls
         first = self._first()
         if self.is_agents_turn():
             self.end_survivors()
@@ -163,6 +193,9 @@ class MortalProxyRank(ProxyRank):
     #: Whether its process has ended while it waited: another thread of the program ended it.
     # As `times_out`.
     is_lost = False
+    #: Whether it waits for a call that is complete for it alone.
+    # As `times_out`.
+    is_served = False
 
     def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
         done = super().wait_for(completion, what, limit)
@@ -180,6 +213,9 @@ class MortalProxyRank(ProxyRank):
 
     def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
         self.wait_for(work._pending.done, what, limit)
+        if self.is_served:
+            self.is_served = False
+            self.exchange().serve(self)
         # A part that has failed is another object now, and is complete.
         if not work._pending.done.done:
             assert limit is not None
@@ -208,6 +244,9 @@ class MortalProxyRank(ProxyRank):
         raise self.failure()
 
     def fail_waiting(self, what: str) -> None:
+        if self.exchange().served_parts(self):
+            self.exchange().serve(self)
+            return
         # It asks in vain for a call that would time out by itself, however it is waited for.
         parts = self.exchange().open_parts(self)
         part = next((each for each in parts if each.work.limit is not None), None)
