@@ -371,6 +371,40 @@ def test_locks_of_modules_are_waited_for_without_the_turn(
         sys.modules.pop("gpusim_locked", None)
 
 
+FORKS_AND_SLEEPS = """
+import os, sys, threading, time
+
+def handler():  # as one that waits until a lock is free, or until other threads have ended
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.01)
+
+os.register_at_fork(before=handler)  # before gpusim registers its own, and so called after them
+from gpusim.torch.distributed import launch
+
+def program(rank):
+    child = os.fork()
+    if not child:
+        time.sleep(0.01)
+        os._exit(7)
+    return os.waitpid(child, 0)[1] >> 8
+
+print(launch(program, 3, schedule=sys.argv[1]))
+"""
+
+
+@needs_linux
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_a_rank_keeps_its_turn_while_it_forks(schedule: str) -> None:
+    """It holds the lock that keeps the generators whole; another rank may fork in its turn."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS_AND_SLEEPS, schedule],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout == "[7, 7, 7]\n", done.stderr
+
+
 def test_locks_of_torch_are_where_they_are_looked_for() -> None:
     for module, name in outside.LOCKS.items():
         lock = getattr(importlib.import_module(module), name)

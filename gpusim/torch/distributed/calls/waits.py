@@ -13,6 +13,7 @@ from ....errors import DeadlockError
 from ....maps.clock import come_back, outside, sleep
 from ....maps.completion import Completion, give_way
 from ....maps.ending import interrupted
+from ..own.draws import is_forking
 from ..own.threads import own_rank
 
 if TYPE_CHECKING:
@@ -175,12 +176,14 @@ class Waits:
 def rank_that_waits() -> Any:
     """The rank whose own thread this is, while it runs its program; else None.
 
-    It is None in processes that a rank has started, too, and while the rank imports a module: it
-    holds the module's lock then. Another rank that imports the module waits for the lock with the
-    turn, and would wait for ever.
+    It is None in processes that a rank has started, too, and while the rank imports a module or is
+    about to fork: it holds the module's lock then, or that of all forks. Another rank that imports
+    the module, or forks, waits for the lock with the turn, and would wait for ever.
     """
     rank = own_rank()
-    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside() or _imports():
+    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside():
+        return None
+    if _imports() or is_forking():
         return None
     return rank
 

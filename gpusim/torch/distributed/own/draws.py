@@ -36,7 +36,7 @@ from .threads import rank_of_thread
 if TYPE_CHECKING:
     from ..runners.threads import Rank
 
-__all__ = ["OwnDraws", "lasting", "made"]
+__all__ = ["OwnDraws", "is_forking", "lasting", "made"]
 
 TORCH, PYTHON, NUMPY = range(3)
 SHARED = (
@@ -77,10 +77,33 @@ _lent: set[int] = set()
 #: How often a rank's thread has drawn by torch; read by the simulated GPUs.
 _counts = threading.local()
 
+
+class _Here(threading.local):
+    """What the calling thread does."""
+
+    forks = False
+
+
+_here = _Here()
+
+
+def is_forking() -> bool:
+    """Whether the calling thread is in the midst of a fork, for which it holds the lock."""
+    return _here.forks
+
+
+def _begin_fork() -> None:
+    _lock.acquire()
+    _here.forks = True
+
+
+def _end_fork() -> None:
+    _here.forks = False
+    _lock.release()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-    )
+    os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
 
 
 def made() -> int | None:
