@@ -1,9 +1,11 @@
 """Which tests run, and which of them make no progress: limits that a busy machine does not reach.
 
 A test process writes the name of its test to a file. `Watch`, in the process that started pytest,
-reads the files. A test hangs when none of its processes has used the CPU for a minute in which the
-machine ran. Its stacks are shown, those of forked ranks too; then its processes are ended: first
-those that it started, so that the test fails with what it says itself, then its own.
+reads the files. A test hangs when its processes have hardly asked for the CPU for a minute in which
+the machine ran: the time that they waited for a core counts as well, so a busy machine is not taken
+for a hang, and a process that polls is. Its stacks are shown, those of forked ranks too; then its
+processes are ended: first those that it started, so that the test fails with what it says itself,
+then its own.
 
 Nothing of this runs inside of the tests' processes, which must have no threads where they fork.
 """
@@ -24,7 +26,7 @@ TICK = 1.0  # seconds between two looks
 QUIET = (
     60  # looks without progress, after which a test hangs: a machine that stalls is not looked at
 )
-LEAST = 0.01  # of a CPU, for QUIET looks: a process that polls uses less
+LEAST = 0.1  # of a CPU, for QUIET looks: a process that polls asks for less
 SPINNING = 1800.0  # CPU seconds, after which a test that is not done spins
 
 
@@ -49,7 +51,7 @@ class Seen:
 
     name: str
     at_begin: float  # CPU seconds of the process and its children
-    at_last_progress: float
+    at_last_progress: float  # those, and the seconds for which they waited for a core
     quiet: int = 0
     ended_children: bool = False
 
@@ -70,17 +72,19 @@ class Watch:
 
     def _look_at(self, pid: int, name: str, tree: dict[int, Process]) -> None:
         below = descendants(pid, tree)
-        used = sum(tree[each].seconds for each in (pid, *below) if each in tree)
+        own = [each for each in (pid, *below) if each in tree]
+        used = sum(tree[each].seconds for each in own)
         seen = self.seen.get(pid)
         if not name or pid not in tree:
             self.seen.pop(pid, None)
         elif seen is None or seen.name != name:
-            self.seen[pid] = Seen(name, used, used)
+            self.seen[pid] = Seen(name, used, used + sum(map(waited, own)))
         else:
             seen.quiet += 1
-            # Less than before: a child has ended whose time nobody waited for.
-            if abs(used - seen.at_last_progress) > LEAST * QUIET * TICK:
-                seen.at_last_progress, seen.quiet = used, 0
+            asked = used + sum(map(waited, own))
+            # Less than before: a child has ended whose time was not waited for, or a thread.
+            if abs(asked - seen.at_last_progress) > LEAST * QUIET * TICK:
+                seen.at_last_progress, seen.quiet = asked, 0
             spins = used - seen.at_begin > SPINNING
             if spins or seen.quiet >= QUIET:
                 self._end(pid, below, seen, "spins" if spins else "hangs")
@@ -149,6 +153,17 @@ def processes() -> dict[int, Process]:
             continue
         found[int(file.parent.name)] = Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks)
     return found
+
+
+def waited(pid: int) -> float:
+    """Return the seconds for which a process's threads could have run, and had no core."""
+    found = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            found += int(file.read_text().split()[1])
+        except OSError:  # a thread that has just ended
+            continue
+    return found / 1e9
 
 
 def descendants(pid: int, tree: dict[int, Process]) -> list[int]:

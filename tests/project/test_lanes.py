@@ -145,14 +145,15 @@ def test_a_file_that_is_named_runs_in_its_part() -> None:
     assert of_part(words, "forks") == ["-q", forking, "tests/tools", "-k", "some"]
 
 
+@pytest.mark.parametrize("how", ["threading.Event().wait()", "while True: time.sleep(0.02)"])
 def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A process beside it, of another test that is idle too, is left alone."""
+    child = f"import threading, time\ndef waits():\n {how}\nwaits()"
     program = (
-        "import subprocess, sys, threading\n"
-        "child = 'import threading\\ndef waits(): threading.Event().wait()\\nwaits()'\n"
-        "subprocess.run([sys.executable, '-c', child]); print('on', flush=True); input()"
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}]); print('on', flush=True); input()"
     )
     command = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -177,6 +178,21 @@ def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
     printed = capsys.readouterr().out
     assert "test_that_hangs hangs; its processes:" in printed
     assert printed.count("-- process ") == 2 and "waits" in printed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_waits_for_a_core_makes_progress() -> None:
+    core = min(os.sched_getaffinity(0))
+    program = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    try:
+        while min(progress.waited(each.pid) for each in both) < 0.2:
+            time.sleep(0.1)
+        assert all(progress.processes()[each.pid].seconds > 0 for each in both)
+    finally:
+        for each in both:
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
