@@ -209,7 +209,7 @@ def _format(given: Any) -> Any:
         dtype = np.dtype(given)
     except TypeError:
         raise TypeError(
-            f"wire {given!r}: expected a floating-point dtype, a Format, or one of {names}"
+            f"wire {given!r:.200}: expected a floating-point dtype, a Format, or one of {names}"
         ) from None
     check_float("wire", dtype, f", a Format, or one of {names}")
     return dtype

@@ -341,7 +341,7 @@ def as_reduction(given: ReductionLike, name: str = "reduction") -> Reduction:
         return _parsed(given) if isinstance(given, str) else _made(given)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name}={given!r:.200}: {error}") from None
+        raise kind(f"{name}={given!r:.200}: {error!s:.2000}") from None
 
 
 @lru_cache(256)

@@ -79,7 +79,7 @@ class OptionsDict:
         # only for missing attributes; a copy that is being made lacks `_values`
         values = self.__dict__.get("_values", {})
         if option not in values:
-            raise AttributeError(f"Invalid attribute {option}.")
+            raise AttributeError(f"Invalid attribute {option:.1000}.")
         return values[option]
 
     def __setattr__(self, option: str, value: Any) -> None:

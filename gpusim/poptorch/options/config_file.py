@@ -141,7 +141,7 @@ def load_file(options: Any, filepath: str | os.PathLike[str]) -> None:
             except (Refused, RecursionError) as error:
                 raise failed(error, number, path.name, line) from None
             except Exception as error:
-                error.add_note(f"at line {number} of {path.name}: {line}")
+                error.add_note(f"at line {number} of {path.name}: {line:.1000}")
                 raise
 
 
@@ -156,7 +156,9 @@ def failed(error: Exception, number: int, filename: str, line: str) -> ConfigFil
     """The error as PopTorch words it."""
     reason = error.args[0] if error.args else "too deeply nested"
     kind = type(error).__name__
-    return ConfigFileError(f"{kind} at line {number} of {filename}: {reason}\n> {line}")
+    return ConfigFileError(
+        f"{kind} at line {number} of {filename}: {reason!s:.1000}\n> {line:.1000}"
+    )
 
 
 def perform(statement: ast.stmt, options: Any) -> None:

@@ -313,8 +313,11 @@ def _ranks(given: Any) -> int:
 
 
 def _dtype(given: Any) -> str:
+    """**Raises**: ValueError, TypeError unless it is a dtype's name: NumPy would parse others."""
+    if not isinstance(given, str) or not given.isidentifier():
+        raise ValueError(f"dtype {given!r:.60}: expected the name of a dtype")
     dtype_of(given)
-    return str(given)
+    return given
 
 
 def _digest(given: Any) -> str:

@@ -147,14 +147,16 @@ def _mapped(path: Path, name: str, entry: Any, data: int, available: int) -> NDA
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path}: {name}: expected dtype, shape and data_offsets") from None
+        raise ValueError(f"{path}: {name:.1000}: expected dtype, shape and data_offsets") from None
     if not isinstance(dtype, str) or dtype not in SAFETENSORS:
-        raise ValueError(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(SAFETENSORS)}")
+        raise ValueError(
+            f"{path}: {name:.1000} has dtype {dtype!r:.100}; known are {', '.join(SAFETENSORS)}"
+        )
     bytes_needed = math.prod(shape) * SAFETENSORS[dtype].itemsize
     if end - begin != bytes_needed or end > available:
         raise ValueError(
-            f"{path}: {name} needs {bytes_needed} bytes, has offsets {begin} to {end}, and the "
-            f"file holds {available}"
+            f"{path}: {name:.1000} needs {bytes_needed} bytes, has offsets {begin} to "
+            f"{end}, and the file holds {available}"
         )
     if not bytes_needed:
         return np.empty(shape, SAFETENSORS[dtype])

@@ -195,7 +195,7 @@ def _check_input(path: Path | None, there: Any, here: dict[str, Any]) -> None:
         return
     was = there if isinstance(there, dict) else {}
     different = [
-        f"{name} {was.get(name)!r}, not {here.get(name)!r}"
+        f"{name:.200} {was.get(name)!r:.200}, not {here.get(name)!r:.200}"
         for name in {**was, **here}
         if was.get(name) != here.get(name)
     ]
