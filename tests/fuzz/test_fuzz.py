@@ -22,13 +22,11 @@ from tests.oracles.budget import FULL, SEED, budget
 #: Inputs that once were found, as files: what the generator makes for a number may change.
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text())
 SLOW = ("compare", "poptorch-file", "torch", "page-of-compare", "page-of-study")
-#: A name of 20,000 characters comes back in the error in full: only `python -m tests.fuzz` says so.
-LEFT_OUT = ("safetensors", "poptorch-options")
 #: Quick runs repeat cases that have passed; `make test-all` draws others for each commit.
 DRAWN = SEED if FULL else 2
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", READERS)
 def test_broken_inputs_are_refused(name: str) -> None:
     count = budget(30 if name in SLOW else 2000, most=100)
     found = fuzz(name, DRAWN, 0, count)

@@ -73,6 +73,15 @@ def test_a_file_may_name_dtypes_of_pytorch_and_nothing_else_of_it(load: Load) ->
             load(hostile)
 
 
+def test_a_file_that_is_too_large_is_refused_before_it_is_parsed(load: Load) -> None:
+    options = Options()
+    with pytest.raises(
+        ConfigFileError, match=r"tmp\.conf: expected .* at most 1,048,576 characters"
+    ):
+        load("replicationFactor(2)\n" * 60_000, options)
+    assert options.replication_factor == 1
+
+
 def test_a_later_file_overrides_what_it_names(load: Load) -> None:
     options = load("deviceIterations(2)\nreplicationFactor(2)")
     load("deviceIterations(1)", options)

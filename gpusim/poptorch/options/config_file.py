@@ -20,6 +20,9 @@ from gpusim.poptorch.options.popart import _PopartOptions
 
 __all__ = ["ConfigFileError", "load_file", "load_json"]
 
+LARGEST = 1 << 20
+"""Characters of a file: parsed lines take some hundred times their memory."""
+
 #: The names that may follow `poptorch.`: values and classes of values, nothing that acts.
 POPTORCH: dict[str, Any] = {
     **{name: getattr(enums, name) for name in enums.__all__},
@@ -128,9 +131,16 @@ def converted(value: Any) -> Any:
 def load_file(options: Any, filepath: str | os.PathLike[str]) -> None:
     """Perform the calls in a file, all of whose lines are parsed first."""
     path = Path(filepath)
+    with path.open(encoding="utf-8") as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ConfigFileError(
+            f"{path.name}: expected lines that call methods of options, of at most "
+            f"{LARGEST:,} characters together; the file is larger"
+        )
     lines = [
         (number, PREFIX + line.strip())
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for number, line in enumerate(text.splitlines(), start=1)
         if line.strip() and not line.strip().startswith("#")
     ]
     parsed = [(number, line, parse(line, number, path.name)) for number, line in lines]
