@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,7 @@ from tests.oracles.machine_time import PATIENCE
 ROOT = Path(__file__).parents[2]
 Load = Callable[..., Options]
 
-
-@pytest.fixture(autouse=True)
-def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variables that options read."""
-    for name in list(os.environ):
-        if name.startswith(("OMPI_", "POPTORCH_", "POPLAR_")):
-            monkeypatch.delenv(name)
-    yield
+pytestmark = pytest.mark.usefixtures("single")
 
 
 @pytest.fixture

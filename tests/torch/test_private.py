@@ -456,5 +456,5 @@ def test_the_seed_of_pytorchs_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in (private.seed_of_tests, common_utils.set_rng_seed):
         torch.manual_seed(5)
         seed()
-        states.append((torch.rand(1).item(), random.random(), np.random.rand()))  # noqa: NPY002
+        states.append((torch.rand(1).item(), random.random(), np.random.rand()))  # noqa: NPY002  # the global one
     assert states[0] == states[1]

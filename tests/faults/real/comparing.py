@@ -40,7 +40,7 @@ MONITORED = (
 )
 
 MONITOR = r"(\[Rank 0\]: Rank .*Timed out waiting )\d+(ms for recv operation to complete)"
-"""What monitored_barrier's root tells; the limit there is what gloo has left of it."""
+"""The error of monitored_barrier on its root; the limit named there is what gloo has left."""
 
 ERRORS = {"gone", "timed out", "closed"}
 """Errors of a group after its first one: chance decides which a call meets."""

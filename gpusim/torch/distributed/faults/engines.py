@@ -196,8 +196,8 @@ def is_served(
     above it. In a gather and a scatter a rank and the root need each other alone. All other calls
     need all ranks.
 
-    **Arguments**: `posted` are the places that have posted the call, `whole` those of them for
-    which it has not failed.
+    **Arguments**: `posted` are the places that have posted the call, `whole` those of them whose
+    call has not failed.
     """
     operation, root = terms["operation"], terms.get("root", 0)
     if operation == "broadcast":

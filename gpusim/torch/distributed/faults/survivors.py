@@ -86,9 +86,7 @@ class MortalClock(Clock):
                 continue
             if rank.has_ended():
                 rank.is_lost = True
-                waiting.withdraw(thread)
-                thread.waiting = thread.timed = None
-                self.scheduler.ready.append(thread)
+                self._release(thread)
                 self.scheduler.fill_slots()
                 return True
         return False
@@ -106,14 +104,19 @@ class MortalClock(Clock):
             parts = launch.exchange.served_parts(rank)
             if any(part.work._pending.done is waiting for part in parts):
                 rank.is_served = True
-                waiting.withdraw(thread)
-                thread.waiting = thread.timed = None
-                self.scheduler.ready.append(thread)
+                self._release(thread)
                 woken = True
         if woken:
             self.moved()
             self.scheduler.fill_slots()
         return woken
+
+    def _release(self, thread: ReplicaThread) -> None:
+        """Let a thread go on without what it waits for."""
+        waiting: Any = thread.waiting
+        waiting.withdraw(thread)
+        thread.waiting = thread.timed = None
+        self.scheduler.ready.append(thread)
 
     def _pause(self) -> float | None:
         # Also while all wait: the process of one may end meanwhile.

@@ -79,7 +79,7 @@ _counts = threading.local()
 
 
 class _Here(threading.local):
-    """What the calling thread does."""
+    """The state of the calling thread."""
 
     forks = False
 
