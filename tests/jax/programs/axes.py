@@ -143,7 +143,8 @@ def parts_of_an_axis_have_its_reduction() -> None:
 
             program = Program(f"halves along {axis} of {shape}", halves, [x])
             partly |= bool(check(program, mesh, reductions))
-        assert partly
+        # Halves of three along the first axis: XLA gathers the array before it sums.
+        assert partly == (shape[0] % 2 == 0), shape
 
 
 def axes_without_a_reduction_stay_xlas() -> None:
