@@ -47,10 +47,14 @@ poll, which on a busy machine is as much as a fifth of the time."""
 
 
 class Work(NamedTuple):
-    """The seconds of work of a replica, and whether it works just now."""
+    """The seconds of work of a replica, and whether it works just now.
+
+    **Attributes**: `at` is when that was seen, in seconds of the machine where the replica works.
+    """
 
     seconds: float
     goes_on: bool
+    at: float
 
 
 class Watched:
@@ -58,20 +62,22 @@ class Watched:
 
     def __init__(self, stamp: tuple[int, int]) -> None:
         self.stamp, self.looks = stamp, 0
-        self._seconds: float | None = None
+        self._last: Work | None = None
         self._worked = self._passed = 0.0
         self._busy = 0
 
-    def add(self, work: Work, passed: float) -> None:
-        """Note a look, `passed` seconds after the last one."""
+    def add(self, work: Work) -> None:
+        """Note a look, unless it has been noted before."""
+        if self._last is not None and work.at == self._last.at:
+            return
         if self.looks == LOOKS:
             self.looks, self._worked, self._passed, self._busy = 0, 0.0, 0.0, 0
-        if self._seconds is not None:
+        if self._last is not None:
             self.looks += 1
-            self._worked += work.seconds - self._seconds
-            self._passed += passed
+            self._worked += work.seconds - self._last.seconds
+            self._passed += work.at - self._last.at
             self._busy += work.goes_on
-        self._seconds = work.seconds
+        self._last = work
 
     def is_idle(self) -> bool:
         """Whether it has worked less than a share of `IDLE`, by the seconds and by the looks."""
@@ -138,7 +144,6 @@ class Clock:
         # the stamp of the block, the work done until then, and for how many looks there was no
         # progress.
         self._seen: dict[ReplicaThread, Watched] = {}
-        self._looked = 0.0
 
     # Methods below are called with the scheduler's lock held, unless they say otherwise.
 
@@ -305,8 +310,6 @@ class Clock:
         # Looks without the lock held in between: `_look` reads clocks of work from /proc, which
         # takes long; only what it decides is done under the lock.
         scheduler = self.scheduler
-        now = time.monotonic()
-        passed, self._looked = now - self._looked, now
         with scheduler.lock:
             holders = self._holders() if self.others_wait() else []
         seen, self._seen = self._seen, {}
@@ -320,7 +323,7 @@ class Clock:
                 self._seen[replica] = Watched(stamp)
                 continue
             self._seen[replica] = watched
-            watched.add(self.work_of(replica) or Work(0.0, False), passed)
+            watched.add(self.work_of(replica) or Work(0.0, False, time.monotonic()))
             if watched.looks == LOOKS and watched.is_idle():
                 with scheduler.lock:
                     if stamp in (each for held, each in self._holders() if held is replica):

@@ -20,7 +20,9 @@ from gpusim.maps.clock import LOOK, LOOKS, Watched, Work
 def test_work_is_seen_by_seconds_and_by_looks(share: float, runs: list[bool], idle: bool) -> None:
     watched, found = Watched((0, 0)), []
     for look in range(2 * LOOKS + 1):  # the first one has none before it
-        watched.add(Work(look * share * LOOK, runs[look % len(runs)]), LOOK)
+        work = Work(look * share * LOOK, runs[look % len(runs)], look * LOOK)
+        watched.add(work)
+        watched.add(work)  # no news: another machine has not answered yet
         if watched.looks == LOOKS:
             found.append(watched.is_idle())
     assert found == [idle, idle]

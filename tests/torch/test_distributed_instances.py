@@ -261,6 +261,36 @@ def test_ranks_that_differ() -> None:
     fails(program, CollectiveMismatchError, "differ in tensors")
 
 
+def test_a_rank_that_works_keeps_its_turn() -> None:
+    """Its instance says that it works; rank 3 would else come first, and be told of two ranks."""
+
+    def program(rank: int) -> None:
+        start()
+        while rank == 2 and time.process_time() < 1:
+            pass
+        dist.all_reduce(torch.ones(3 if rank < 3 else 4))
+
+    same_as_threads(program)
+
+
+def test_a_rank_that_waits_elsewhere_lets_others_go_on(tmp_path: Path) -> None:
+    """Its instance says that it does nothing."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def program(rank: int) -> str:
+        if rank == 2:
+            return pipe.read_text()
+        if rank == 3:
+            pipe.write_text("from rank 3")
+        return ""
+
+    def body() -> list[str]:
+        return launch(program, 4)
+
+    assert spread_out(body, (2, 2)) == (["", "", "from rank 3", ""], [0])
+
+
 def test_deadlock() -> None:
     def program(rank: int) -> None:
         start()

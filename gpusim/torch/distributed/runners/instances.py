@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import GpusimError, InstanceError
+from ....maps.clock import Work
 from ....reduction import current
 from ....runtime.world import World
 from ..calls.folds import OneReduction
@@ -90,12 +91,17 @@ class Instance:
                 self.control.send(message, None, payload)
 
     def follow(self) -> None:
-        """Note how its processes end, until it is gone. (In a thread of its own.)"""
+        """Note what it says of its processes, until it is gone. (In a thread of its own.)"""
         assert self.control is not None
         with suppress(OSError, ValueError):  # closed at the end of the launch
             while (found := self.control.receive()) is not None:
-                process = self.processes[found.message["ended"]]
-                process.exitcode = found.message["code"]
+                message = found.message
+                process = self.processes[message["rank"]]
+                if "work" in message:
+                    process.work = None if message["work"] is None else Work(*message["work"])
+                    process.is_asked = False
+                    continue
+                process.exitcode = message["code"]
                 process.ended.set()
         self.lose()
 
@@ -122,6 +128,18 @@ class RemoteProcess:
         self.instance, self.rank = instance, rank
         self.exitcode: int | None = None
         self.ended = threading.Event()
+        #: Its work as its instance said last; it goes on until the first answer.
+        # Both are written by the thread that follows the instance, and `is_asked` by the watcher's
+        # as well, which asks only when an answer has come.
+        self.work: Work | None = Work(0.0, True, 0.0)
+        self.is_asked = False
+
+    def look(self) -> Work | None:
+        """The newest work that is known; ask for a newer one. (In the watcher's thread.)"""
+        if not self.is_asked:
+            self.is_asked = True
+            self.instance.send({"rank": self.rank})
+        return self.work
 
     def is_alive(self) -> bool:
         return not self.ended.is_set()
@@ -211,6 +229,9 @@ class InstancesLaunch(ProcessLaunch):
     def load(self, rank: Rank, payload: bytearray) -> Any:
         self.payloads[rank.index] = payload
         return super().load(rank, payload)
+
+    def look_at(self, process: Any) -> Work | None:
+        return process.look() if isinstance(process, RemoteProcess) else super().look_at(process)
 
     def _address(self) -> str:
         return self.ranks[0].environment[b"MASTER_ADDR"].decode()
@@ -326,29 +347,27 @@ class InstancesLaunch(ProcessLaunch):
         return end
 
     def _follow(self) -> list[Any]:
-        """Report how processes end, until instance 0 says how the launch has ended."""
+        """Tell of the processes here, until instance 0 says how the launch has ended."""
         living = self.started()
         while True:
             sentinels = [rank.process.sentinel for rank in living]
             control = self.control.fileno()
-            ready = connection.wait([control, *sentinels], POLL)
+            # Several messages may have come at once: the socket does not show those read already.
+            limit = 0 if self.control.has_more() else POLL
+            ready = connection.wait([control, *sentinels], limit)
             for rank in living[:]:
                 if rank.process.exitcode is not None:
                     living.remove(rank)
                     with suppress(OSError):
-                        self.control.send({"ended": rank.index, "code": rank.process.exitcode})
-            if control not in ready:
+                        self.control.send({"rank": rank.index, "code": rank.process.exitcode})
+            if control not in ready and not self.control.has_more():
                 continue
             found = self.control.receive()
             if found is None:
                 raise InstanceError(0, "instance 0 is gone, in the midst of a launch")
             message = found.message
-            if "signal" in message:
-                process = getattr(self.ranks[message["rank"]], "process", None)
-                if message["rank"] in self.block and process is not None:
-                    kill = message["signal"] == signal.SIGKILL
-                    self.interrupted[0] |= message["signal"] == signal.SIGINT
-                    (process.kill if kill else process.terminate)()
+            if "rank" in message:
+                self._obey(message)
                 continue
             said = message["end"]
             if "sizes" not in said:
@@ -358,6 +377,19 @@ class InstancesLaunch(ProcessLaunch):
                 results.append(load(BytesIO(rest[:size])) if size else None)
                 rest = rest[size:]
             return results
+
+    def _obey(self, message: Message) -> None:
+        """Do what instance 0 asks for with a process of this one."""
+        rank = message["rank"]
+        process = getattr(self.ranks[rank], "process", None)
+        if rank not in self.block or process is None:
+            return
+        if "signal" not in message:
+            with suppress(OSError):
+                self.control.send({"rank": rank, "work": self.look_at(process)})
+            return
+        self.interrupted[0] |= message["signal"] == signal.SIGINT
+        (process.kill if message["signal"] == signal.SIGKILL else process.terminate)()
 
 
 def _keep_alive(end: socket.socket) -> None:

@@ -195,6 +195,8 @@ class Channel:
 
     def has_more(self) -> bool:
         """Whether there is something to receive. (In any thread.)"""
+        if self._buffer:
+            return True
         poll = select.poll()
         with suppress(OSError, ValueError):  # it has been closed
             poll.register(self._socket, select.POLLIN)

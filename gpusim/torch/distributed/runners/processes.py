@@ -263,7 +263,7 @@ class ProcessLaunch(LaunchOfProcesses):
         return nullcontext()  # they run elsewhere
 
     def work_of(self, replica: ReplicaThread) -> Work | None:
-        """The work of the rank's process; None of one of another instance.
+        """The work of the rank's process; None if that is unknown.
 
         It goes on where a message of the process waits for this one, which on a busy machine is
         late to read it.
@@ -271,11 +271,15 @@ class ProcessLaunch(LaunchOfProcesses):
         assert replica.entry.index is not None
         # In the watcher's thread. The process's own clock of work says whether it makes progress.
         found: Any = self.ranks[replica.entry.index]
-        number = getattr(found.process, "pid", None)
-        work = None if number is None else work_of_process(number)
+        work = self.look_at(found.process)
         if work is not None and found.channel.has_more():
             return work._replace(goes_on=True)
         return work
+
+    def look_at(self, process: Any) -> Work | None:
+        """The work of a process."""
+        number = getattr(process, "pid", None)
+        return None if number is None else work_of_process(number)
 
     # Which ranks are processes of this instance, and how their calls come; see `instances`
 

@@ -41,7 +41,7 @@ def work_of_process(process: int, without: Collection[int] = ()) -> Work | None:
                 # On a core, or waiting for one or for a disk. The system adds a wait for a core to
                 # the sum only when it is over, which on a busy machine takes long.
                 goes_on = goes_on or state in "RD"
-    return Work(total, goes_on) if known else None
+    return Work(total, goes_on, time.monotonic()) if known else None
 
 
 class Stillness:
