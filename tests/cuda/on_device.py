@@ -17,7 +17,7 @@ from gpusim.collectives import Result
 from gpusim.collectives.record import Collective as Record
 from gpusim.libraries import on_device
 from gpusim.maps import MappedArray
-from tests.oracles import replicated
+from tests.oracles import programs, replicated
 
 
 @dataclass
@@ -138,6 +138,12 @@ def run_on(library: Library, run: Callable[[Any, Any], Any]) -> Callable[[Any, A
         )
 
     return on
+
+
+def chooses_by_cupy(program: programs.Program) -> bool:
+    """Whether pmap's replicas choose among bfloat16 values: CuPy's `where` makes them float32."""
+    steps = {step.function for step in program.steps}
+    return "on_even" in steps and "bfloat16" in str(program.tree)
 
 
 # Functions of mapped operands.
