@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpusim.fallback import fold, kernels
@@ -163,11 +163,16 @@ def _evaluated(nodes: list[Any], additions: list[tuple[int, int]]) -> list[Any]:
 
 
 def _rounded(exact: Fraction, dtype: Any) -> Any:
-    """An exact number rounded once: to float64 to odd, then to a type of at most 50 bits."""
-    value = float(exact)  # to nearest
-    if exact != Fraction(value) and int(np.float64(value).view(np.int64)) % 2 == 0:
-        value = float(np.nextafter(value, math.inf if exact > Fraction(value) else -math.inf))
-    return np.float64(value).astype(dtype)
+    """An exact number rounded once: to odd in a wider format, and then to the dtype.
+
+    The wider one of bfloat16 is float32: ml_dtypes rounds float64 to that first.
+    """
+    wide = np.float64 if dtype == np.float32 else np.float32
+    value = wide(float(exact))  # one of the two next to it
+    off = exact - Fraction(float(value))
+    if off and value.view(f"u{value.itemsize}") % 2 == 0:
+        value = np.nextafter(value, wide(math.copysign(math.inf, off)))
+    return value.astype(dtype)
 
 
 def _aligned(value: Any, unit: Fraction, rounding: str) -> Fraction:
@@ -202,6 +207,7 @@ def _sum(terms: list[Any], adder: Adder | None, dtype: Any) -> Any:
     st.sampled_from(["toward-zero", "down", "up", "nearest-even", "away", "nearest-away"]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
 )
+@example(463757, 18, "exact", "toward-zero", "bfloat16")  # a sum beside the middle of two
 def test_wide_adders_are_those_of_rational_arithmetic(
     seed: int, members: int, kind: str, rounding: str, accumulate: str
 ) -> None:

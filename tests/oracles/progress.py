@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,10 +131,13 @@ class Watch:
         if caught >> (signal.SIGUSR1 - 1) & 1:
             stacks = self.folder / "stacks"
             before = stacks.stat().st_size if stacks.exists() else 0
-            os.kill(pid, signal.SIGUSR1)
-            time.sleep(TICK)
-            return head + stacks.read_bytes()[before:].decode(errors="replace")
-        return head + "waits in " + about.joinpath("wchan").read_text()
+            with suppress(OSError):  # it has just ended
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(TICK)
+                return head + stacks.read_bytes()[before:].decode(errors="replace")
+        with suppress(OSError):
+            return head + "waits in " + about.joinpath("wchan").read_text()
+        return f"process {pid} has ended"
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,11 @@ def processes() -> dict[int, Process]:
 
 def waited(pid: int) -> float:
     """Return the seconds for which a process's threads could have run, and had no core."""
-    found = 0
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            found += int(file.read_text().split()[1])
-        except OSError:  # a thread that has just ended
-            continue
+    found, folder = 0, Path(f"/proc/{pid}/task")
+    with suppress(OSError):  # the process has just ended: Path.glob would fail, too
+        for thread in os.listdir(folder):
+            with suppress(OSError):  # a thread has
+                found += int((folder / thread / "schedstat").read_text().split()[1])
     return found / 1e9
 
 

@@ -193,6 +193,7 @@ def test_a_process_that_waits_for_a_core_makes_progress() -> None:
         for each in both:
             each.kill()
             each.wait()
+    assert not any(progress.waited(each.pid) for each in both)  # ended: nothing to read
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
