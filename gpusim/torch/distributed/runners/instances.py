@@ -349,18 +349,17 @@ class InstancesLaunch(ProcessLaunch):
     def _follow(self) -> list[Any]:
         """Tell of the processes here, until instance 0 says how the launch has ended."""
         living = self.started()
+        more = False  # after a message: another one may have been read with it
         while True:
             sentinels = [rank.process.sentinel for rank in living]
-            control = self.control.fileno()
-            # Several messages may have come at once: the socket does not show those read already.
-            limit = 0 if self.control.has_more() else POLL
-            ready = connection.wait([control, *sentinels], limit)
+            connection.wait([self.control.fileno(), *sentinels], 0 if more else POLL)
             for rank in living[:]:
                 if rank.process.exitcode is not None:
                     living.remove(rank)
                     with suppress(OSError):
                         self.control.send({"rank": rank.index, "code": rank.process.exitcode})
-            if control not in ready and not self.control.has_more():
+            more = self.control.has_more()
+            if not more:
                 continue
             found = self.control.receive()
             if found is None:
