@@ -142,9 +142,10 @@ def checkout() -> Path:
     tree = WORK / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     for name in listed.split("\0"):
-        if (ROOT / name).is_file():  # else it was removed, or is a folder with its own repository
+        file = ROOT / name
+        if file.is_symlink() or file.is_file():  # else it was removed, or is a repository's folder
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+            shutil.copy2(file, tree / name, follow_symlinks=False)
     return tree
 
 
