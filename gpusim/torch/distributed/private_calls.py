@@ -393,10 +393,16 @@ class _Backends:
                 delattr(c10d.Backend, name.upper())
 
     def register(
-        self, name: str, func: Any, extended_api: bool = False, devices: Any = None
+        self,
+        name: str,
+        func: Any,
+        extended_api: bool = False,
+        devices: Any = None,
+        **private: Any,
     ) -> None:
-        if not self.world.is_rank():
-            self.register_backend(name, func, extended_api, devices)
+        """torch 2.14 registers its own backends on first use, and says their type (`private`)."""
+        if private or not self.world.is_rank():
+            self.register_backend(name, func, extended_api, devices, **private)
             return
         if name.lower() not in self.creators:
             self.register_backend(name, self._creator(name.lower()), extended_api, devices)

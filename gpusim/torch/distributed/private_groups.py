@@ -130,6 +130,8 @@ def ranks_as_threads(
             return make_group(size, rank, ranks, backend, *rest, **named)
         names = {name.rpartition(":")[2].lower() for name in backend.split(",")}
         for name in names:
+            if hasattr(c10d.Backend, "_ensure_backend_registered"):  # since 2.14: of packages
+                c10d.Backend._ensure_backend_registered(name)
             if name not in c10d.Backend.backend_type_map:
                 raise AssertionError(f"Unknown backend type {name}")  # as torch says it
         theirs = {name for name in names if is_registered(name)}
@@ -144,6 +146,8 @@ def ranks_as_threads(
         if size == -1:  # of "mpi", as mpirun knows it
             store, rank, size = next(rendezvous(rank, size))
             rest = (dist.PrefixStore("default_pg", store), *rest[1:])
+        if os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1" and hasattr(bindings, "NanCheckHook"):
+            raise NotImplementedError("TORCH_DIST_NAN_CHECK=1 has no effect on simulated ranks")
         admit(size, rank, ranks, backend)
         device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
@@ -241,7 +245,10 @@ def stores_are_met() -> Iterator[list[str]]:
 
 def is_registered(name: str) -> bool:
     """Whether a program or a library registered the backend of this name, and not torch itself."""
-    return name != "gpusim" and name.upper() in c10d.Backend._plugins
+    plugin = c10d.Backend._plugins.get(name.upper())
+    # torch registers its own ones, since 2.14.
+    makers = None if plugin is None else getattr(plugin.creator_fn, "__module__", "")
+    return name != "gpusim" and makers not in (None, c10d.__name__)
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)

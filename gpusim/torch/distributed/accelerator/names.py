@@ -285,6 +285,7 @@ CUDA: dict[str, Played] = {
     "tunable.tuning_is_enabled": lambda mode: False,
     "tunable.record_untuned_is_enabled": lambda mode: False,
     "nccl.is_available": lambda mode, tensors: False,
+    "gds.is_available": lambda mode: False,
     # Private, in use by public code
     "_lazy_init": nothing,
     "_lazy_call": _call,
@@ -335,7 +336,7 @@ CLASSES: dict[str, Any] = {
 #: What needs a GPU; torch.cuda's, and torch.accelerator's where it has the same name.
 REFUSED = frozenset(
     """
-    CUDAGraph graph graph_pool_handle make_graphed_callables
+    CUDAGraph graph graph_pool_handle make_graphed_callables export_dot export_graph_data
     CUDAPluggableAllocator MemPool use_mem_pool change_current_allocator caching_allocator_alloc
     caching_allocator_delete caching_allocator_disabled caching_allocator_enable
     GreenContext current_blas_handle current_solver_handle
@@ -352,6 +353,7 @@ REFUSED = frozenset(
     tunable.record_untuned_enable tunable.set_filename tunable.set_max_tuning_duration
     tunable.set_max_tuning_iterations tunable.set_numerical_check_tolerances
     tunable.set_rotating_buffer_size tunable.tune_gemm_in_file tunable.tuning_enable
+    tunable.get_cublaslt_requested_algo_count tunable.set_cublaslt_requested_algo_count
     accelerator.Graph accelerator.get_device_capability
     """.split()
 )
@@ -361,7 +363,12 @@ LEFT = frozenset(
     """
     CudaError DeferredCudaCallError OutOfMemoryError AcceleratorError cudaStatus
     default_generators has_half has_magma
-    amp graphs jiterator memory nccl nvtx profiler random sparse streams tunable
+    amp graph_annotations graphs jiterator memory nccl nvtx profiler random sparse streams tunable
+    graph_annotations.clear_kernel_annotations graph_annotations.get_kernel_annotations
+    graph_annotations.is_available graph_annotations.mark_kernels
+    graphs.register_graph_capture_end_hook graphs.register_graph_capture_start_hook
+    graphs.register_graph_destroy_hook graphs.register_graph_instantiate_hook
+    graphs.register_graph_replay_end_hook graphs.register_graph_replay_start_hook
     ComplexDoubleStorage ComplexFloatStorage BFloat16Storage BoolStorage ByteStorage CharStorage
     DoubleStorage FloatStorage HalfStorage IntStorage LongStorage ShortStorage
     sparse.BFloat16Tensor sparse.ByteTensor sparse.CharTensor sparse.DoubleTensor

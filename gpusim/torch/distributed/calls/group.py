@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from .operands import (
     in_memory,
 )
 from .reductions import Reductions, listed
-from .timeouts import LATER, SOON, reached_in_vain, seconds_of
+from .timeouts import LATER, SOON, group_limit, reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from ..runners.threads import Rank
@@ -108,6 +109,11 @@ class RankGroup(Reductions, NamedGroup):
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
 
     supports_splitting = False  # by C++; private.py splits groups
+    supports_window = supports_reconfigure = False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the limit of later calls."""
+        self.limit = group_limit(timeout, self._backend)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -392,6 +398,26 @@ class RankGroup(Reductions, NamedGroup):
             move([(target, parts[r][1]) for r, target in enumerate(targets)], in_order)
 
         return self._post(what, part, row, compute, given, root=root)
+
+    def gather_single(
+        self, output: Tensor, input: Tensor, root: Any = 0, timeout: Any = None
+    ) -> RankWork:
+        """As gather, into one tensor, which other ranks than the root do not read."""
+        if self.name() == "gloo":
+            raise RuntimeError("Backend gloo does not support gather_single")
+        row: list[Tensor] = []
+        if self._place == (root if isinstance(root, int) else root.rootRank):
+            check = self._begin("gather", [input], [output])
+            if output.dtype != input.dtype or output.numel() != self.size() * input.numel():
+                check.fail(
+                    f"expected an output of {self.size()} times the input's elements, "
+                    f"got {kind_of(output)!r} for {kind_of(input)!r}"
+                )
+            check.layout([output], "all_gather_into_tensor", "output")
+            row = [*output.view(self.size(), *input.shape)]
+        return cast(RankWork, self.gather([row] if row else [], [input], root, timeout))
+
+    gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
         what, outs, opts = "scatter", listed(outputs), root

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..private import ProcessGroup, without_dynamo
 from .exchange import GroupKey
 
 __all__ = ["NamedGroup"]
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(self: Any, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError(f"{name} of process groups is not simulated")
+
+    return refuse
 
 
 @without_dynamo
@@ -44,6 +52,14 @@ class NamedGroup(ProcessGroup):
     def _has_hooks(self) -> bool:
         """Hooks on completion are NCCL's alone."""
         return False
+
+    # Of torch 2.14. Those of the base class would not reach simulated calls.
+    get_reconfigure_handle = _refusing("get_reconfigure_handle")
+    new_window = _refusing("new_window")
+    reconfigure = _refusing("reconfigure")
+    register_abort_hook = _refusing("register_abort_hook")
+    register_post_hook = _refusing("register_post_hook")
+    register_pre_hook = _refusing("register_pre_hook")
 
     def made_by(self, store: Any) -> None:
         """Note what torch keeps of a group that it has made."""
