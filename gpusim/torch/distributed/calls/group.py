@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -415,7 +415,7 @@ class RankGroup(Reductions, NamedGroup):
                 )
             check.layout([output], "all_gather_into_tensor", "output")
             row = [*output.view(self.size(), *input.shape)]
-        return cast(RankWork, self.gather([row] if row else [], [input], root, timeout))
+        return self.gather([row] if row else [], [input], root, timeout)
 
     gather_into_tensor = gather_single
 
