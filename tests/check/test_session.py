@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,6 +263,24 @@ def test_logs_come_back_from_their_files(tmp_path: Any) -> None:
     for each in logs:
         each.write(tmp_path)
     assert read(tmp_path) == [logs[1], logs[0]]
+
+
+def test_the_log_of_a_rank_that_was_ended_as_it_wrote_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    write = Path.write_text
+
+    def half(path: Path, text: str, *rest: Any, **named: Any) -> int:
+        write(path, text[: len(text) // 2], *rest, **named)
+        raise Killed
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(Killed):
+        Log(0, 1).write(tmp_path)
+    assert read(tmp_path) == []
 
 
 # ---------------------------------------------------------------- arguments

@@ -58,7 +58,9 @@ def observed(folder: str, rank: int) -> Iterator[None]:
         left["seen"] = {"calls": own.calls, "writes": own.writes, "waits": own.waits}
         left["modules"] = sorted(set(sys.modules) - before)
         left["sources"] = sorted(linecache.cache)
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(left), encoding="utf-8")
+    draft = Path(folder, f"draft-{rank}")  # a campaign may end the process meanwhile
+    draft.write_text(json.dumps(left), encoding="utf-8")
+    draft.replace(Path(folder, f"rank-{rank}.json"))
 
 
 def _weights(optimizers: list[Any]) -> str:

@@ -280,7 +280,8 @@ class Runner:
                     asdict(Problem(each.attempt, each.rank, each.how, each.message, each.by_agent))
                     for each in outcome.failures
                 ]
-            (folder / "left" / "left.json").write_text(json.dumps(left))
+            (folder / "left" / "draft").write_text(json.dumps(left))
+            (folder / "left" / "draft").replace(folder / "left" / "left.json")
         return code
 
 

@@ -53,9 +53,10 @@ class Log:
     ended: str = ""
 
     def write(self, folder: Path) -> None:
-        """Write it to the folder."""
-        path = folder / f"rank-{self.rank}.json"
-        path.write_text(json.dumps(asdict(self)))
+        """Write it to the folder, as a whole: other ranks' errors may end the process meanwhile."""
+        draft = folder / f"draft-{self.rank}"
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(folder / f"rank-{self.rank}.json")
 
 
 def read(folder: Path) -> list[Log]:
