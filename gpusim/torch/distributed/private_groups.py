@@ -246,9 +246,10 @@ def stores_are_met() -> Iterator[list[str]]:
 def is_registered(name: str) -> bool:
     """Whether a program or a library registered the backend of this name, and not torch itself."""
     plugin = c10d.Backend._plugins.get(name.upper())
-    # torch registers its own ones, since 2.14.
-    makers = None if plugin is None else getattr(plugin.creator_fn, "__module__", "")
-    return name != "gpusim" and makers not in (None, c10d.__name__)
+    if plugin is None or name == "gpusim":
+        return False
+    # Since 2.14 torch's own ones are among them.
+    return getattr(plugin.creator_fn, "__module__", "") != c10d.__name__
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)
