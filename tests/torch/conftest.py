@@ -8,17 +8,6 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
-
-
-@pytest.fixture(scope="session", autouse=True)
-def autograd_has_no_threads() -> None:
-    """The first backward pass starts a thread for each device, and then no rank can fork.
-
-    PyTorch's build for CUDA plays 8 devices, from the first fake tensor on, where there are none.
-    """
-    if not torch.cuda.is_available():
-        torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture

@@ -41,12 +41,25 @@ __all__ = [
 @contextmanager
 def ranks_call(world: RanksWorld) -> Iterator[None]:
     """A block in which ranks profile, register backends, and hand works to C++ as processes do."""
+    _start_autograd()
     with ExitStack() as stack:
         _profile_ranks(stack)
         _Backends(stack, world)
         _hold_works(stack)
         _log_backends(stack)
         yield
+
+
+@functools.lru_cache(maxsize=1)
+def _start_autograd() -> None:
+    """Have torch's engine of autograd count the GPUs before there are fake tensors.
+
+    These play eight, where torch is built for CUDA and there is none. The first backward pass would
+    start a thread for each, and ranks could not be forked any more.
+    """
+    if not has_gpu():
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 # Operators that draw random numbers
