@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,9 +96,8 @@ def test_long_lines_take_linear_time() -> None:
         return [(name, n) for n in range(50_000) for name in names]
 
     lines = [line(False), line(True)]
-    start = time.perf_counter()
-    found = list(cycles(lines, [[name for name, _ in line] for line in lines]))
-    assert found and time.perf_counter() - start < 20
+    # All pairs of a line's places would take hours.
+    assert list(cycles(lines, [[name for name, _ in line] for line in lines]))
 
 
 # Groups

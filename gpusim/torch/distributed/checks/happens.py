@@ -91,7 +91,7 @@ class _Replay:
             "set": self._set,
         }
         self.ready = deque(range(len(logs)))
-        #: Ranks whose next event waits, in no order; the first goes on if all do.
+        #: Ranks whose next event waits, in no order.
         self.blocked: dict[int, None] = {}
 
     def run(self) -> None:
@@ -99,14 +99,22 @@ class _Replay:
             if self.ready:
                 place = self.ready.popleft()
             else:
-                # What it waits for is in no log: a rank was killed, or the program has ended.
-                place = next(iter(self.blocked))
+                place = self._first_of_blocked()
                 del self.blocked[place]
                 self._step(place, forced=True)
             while self.next[place] < len(self.logs[place].events):
                 if not self._step(place):
                     self.blocked[place] = None
                     break
+
+    def _first_of_blocked(self) -> int:
+        """The rank that goes on if all wait."""
+        # Simulated ranks do not wait for each other when they make a group. What one does before
+        # it may be later than what another does after it, and goes first all the same.
+        waiting = ((self.logs[place].events[self.next[place]], place) for place in self.blocked)
+        timed = [(event[2], place) for event, place in waiting if event[0] in ("set", "got")]
+        # Else what it waits for is in no log: a rank was killed, or the program has ended.
+        return min(timed)[1] if timed else next(iter(self.blocked))
 
     def _step(self, place: int, forced: bool = False) -> bool:
         """Replay the next event of a rank; False if it waits for another rank."""
