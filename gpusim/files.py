@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["atomic_write", "flush_all"]
+__all__ = ["atomic_write", "flush_all", "replace_text"]
 
 
 @contextmanager
@@ -58,6 +58,17 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text as a whole: who ends the process meanwhile finds the old file, or the new one.
+
+    For the folders of one run: unlike `atomic_write`, it does not wait for the disk, and a process
+    that is ended leaves its draft there. One process writes a path.
+    """
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def flush_all() -> None:

@@ -1,4 +1,4 @@
-"""What torch.distributed has since PyTorch 2.14: `make test-newest` runs these."""
+"""torch.distributed's additions in PyTorch 2.14; `make test-newest` runs these."""
 
 from __future__ import annotations
 

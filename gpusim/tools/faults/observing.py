@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpusim.files import replace_text
 from gpusim.torch.distributed.checks.digests import local_part
 from gpusim.torch.distributed.faults import watching
 from gpusim.torch.distributed.memory import bits_of
@@ -58,9 +59,7 @@ def observed(folder: str, rank: int) -> Iterator[None]:
         left["seen"] = {"calls": own.calls, "writes": own.writes, "waits": own.waits}
         left["modules"] = sorted(set(sys.modules) - before)
         left["sources"] = sorted(linecache.cache)
-    draft = Path(folder, f"draft-{rank}")  # a campaign may end the process meanwhile
-    draft.write_text(json.dumps(left), encoding="utf-8")
-    draft.replace(Path(folder, f"rank-{rank}.json"))
+    replace_text(Path(folder, f"rank-{rank}.json"), json.dumps(left))
 
 
 def _weights(optimizers: list[Any]) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from gpusim.files import replace_text
 from gpusim.tools.forked import begin_fork, exit_code
 from gpusim.torch.distributed.faults import watching
 from gpusim.torch.distributed.faults.plans import Fault, plan_text
@@ -280,8 +281,7 @@ class Runner:
                     asdict(Problem(each.attempt, each.rank, each.how, each.message, each.by_agent))
                     for each in outcome.failures
                 ]
-            (folder / "left" / "draft").write_text(json.dumps(left))
-            (folder / "left" / "draft").replace(folder / "left" / "left.json")
+            replace_text(folder / "left" / "left.json", json.dumps(left))
         return code
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpusim.files import replace_text
+
 from .findings import Finding
 
 __all__ = ["Log", "read"]
@@ -54,9 +56,7 @@ class Log:
 
     def write(self, folder: Path) -> None:
         """Write it to the folder, as a whole: other ranks' errors may end the process meanwhile."""
-        draft = folder / f"draft-{self.rank}"
-        draft.write_text(json.dumps(asdict(self)))
-        draft.replace(folder / f"rank-{self.rank}.json")
+        replace_text(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
 
 
 def read(folder: Path) -> list[Log]:
