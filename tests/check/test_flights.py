@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.checks import Check, flights
@@ -65,6 +69,39 @@ def test_a_right_program_is_the_same_in_other_orders(name: str, order: int) -> N
 @pytest.mark.parametrize("name", ["all_calls", "hooks", "functional_calls", "many_in_flight"])
 def test_a_right_program_is_as_without_the_check_on_cores(name: str, schedule: str) -> None:
     assert_as_without(PROGRAMS[name], 3, schedule=schedule)
+
+
+def test_ranks_begin_and_end_while_another_goes_through_hooks() -> None:
+    """Ranks that run freely share torch's tables of hooks."""
+    is_inside, has_begun = threading.Event(), threading.Event()
+
+    class Late(Check):
+        @contextmanager
+        def of_rank(self, rank: Any) -> Iterator[None]:
+            if rank.index == 1:
+                is_inside.wait()
+            with super().of_rank(rank):
+                yield
+
+    def stay(optimizer: Any, *_: Any) -> None:
+        is_inside.set()
+        has_begun.wait()
+
+    def run(rank: int) -> float:
+        if rank == 1:
+            has_begun.set()
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], 0.5)
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        return weight.item()
+
+    hook = register_optimizer_step_pre_hook(stay)
+    try:
+        found = launch(run, 2, check=Late(), schedule="free", processes=False)
+    finally:
+        hook.remove()
+    assert found == [0.5, 0.5]
 
 
 def test_the_check_leaves_no_mode_and_no_function_behind() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import random
+import sys
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import _C as core
+from torch._ops import _OpNamespace
 
+from gpusim import GpusimError
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.calls import group
 from gpusim.torch.distributed.own import generators, turns
@@ -266,6 +270,43 @@ def test_ranks_share_weights_that_never_change(schedule: str) -> None:
     assert {pointer for pointer, _ in found} == {weights["weight"].data_ptr()}
     assert all(trained == found[0][1] for _, trained in found)
     assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_ranks_that_run_freely_get_the_same_operators() -> None:
+    """Of two that are made at once, one is freed, whose address torch may have kept."""
+    names = {name for name in core._dispatch_get_all_op_names() if name.startswith("aten::")}
+    wanted = [name[6:] for name in sorted(names) if "." not in name]
+
+    def body(rank: int) -> list[Any]:
+        dist.init_process_group()
+        dist.barrier()
+        return [getattr(operators, name).default for name in wanted]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(3):
+            operators = _OpNamespace("aten")
+            first, *others = launch(body, 3, schedule="free")
+            assert len(first) > 500
+            for own in others:
+                assert all(one is other for one, other in zip(first, own, strict=True))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_compiled_functions_run_in_turns_alone() -> None:
+    """PyTorch crashes where several threads run them at once."""
+
+    def body(rank: int) -> float:
+        dist.init_process_group()
+        double = torch.compile(lambda x: x * 2, backend="eager")
+        return float(double(torch.tensor(float(rank))))
+
+    assert launch(body, 3) == [0.0, 2.0, 4.0]
+    with pytest.raises(GpusimError, match=r"torch\.compile: ranks that are threads"):
+        launch(body, 3, schedule="free")
+    assert launch(body, 3) == [0.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("schedule", ["turns", "free"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -83,20 +84,22 @@ _replaced: list[tuple[Callable[[], None], Callable[[], None]]] = []
 def install(stack: ExitStack) -> None:
     """Let torch.jit.script compile torch's own functions, which it finds by their names."""
     real = torch.jit.script
+    lock = threading.RLock()  # of ranks that are threads and run freely; it guards `_is_back`
 
     @functools.wraps(real)
     def script(*args: Any, **named: Any) -> Any:
-        if not _replaced or _is_back[0]:
-            return real(*args, **named)
-        for put_back, _ in reversed(_replaced):
-            put_back()
-        _is_back[0] = True
-        try:
-            return real(*args, **named)
-        finally:
-            _is_back[0] = False
-            for _, put_in in _replaced:
-                put_in()
+        with lock:
+            if not _replaced or _is_back[0]:
+                return real(*args, **named)
+            for put_back, _ in reversed(_replaced):
+                put_back()
+            _is_back[0] = True
+            try:
+                return real(*args, **named)
+            finally:
+                _is_back[0] = False
+                for _, put_in in _replaced:
+                    put_in()
 
     stack.callback(setattr, torch.jit, "script", real)
     setattr(torch.jit, "script", script)  # noqa: B010  # mypy refuses to assign a function

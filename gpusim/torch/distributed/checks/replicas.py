@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from .training import install
 if TYPE_CHECKING:
     from .watch import Call, Watch
 
-__all__ = ["Replicas", "analyse", "install"]
+__all__ = ["Replicas", "analyse", "follow_steps", "install"]
 
 DETAILED, SPARSE, MOST = 256, 16, 512
 """All of the first steps are noted, then one of so many, and no more than so many in all."""
@@ -48,6 +49,27 @@ class Seen(NamedTuple):
     backwards: int
     steps: int
     written: bool
+
+
+def follow_steps(stack: ExitStack) -> None:
+    """Note the steps of optimizers, until the stack ends, in the threads of watched ranks.
+
+    By hooks in the tables of the calling thread: those of a rank in its turn, else the process's.
+    """
+    stack.callback(register_optimizer_step_pre_hook(_begin_step).remove)
+    stack.callback(register_optimizer_step_post_hook(_end_step).remove)
+
+
+def _begin_step(optimizer: Any, args: Any, named: Any) -> None:
+    watch = None if torch.compiler.is_dynamo_compiling() else watch_of_thread()
+    if watch is not None:
+        watch.replicas.begin_step(optimizer, args, named)
+
+
+def _end_step(optimizer: Any, args: Any, named: Any) -> None:
+    watch = None if torch.compiler.is_dynamo_compiling() else watch_of_thread()
+    if watch is not None:
+        watch.replicas.end_step(optimizer)
 
 
 class Steps:
@@ -89,10 +111,6 @@ class Replicas:
         self._stack: list[int] = []
         self._tied: dict[str, int] = {}
         self._head: dict[str, Any] = {"links": [], "peers": [], "losses": [], "samplers": []}
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
 
     # What the program does
 
@@ -178,9 +196,8 @@ class Replicas:
 
     # An optimizer's step
 
-    def _before(self, optimizer: Any, args: Any, named: Any) -> None:
-        if torch.compiler.is_dynamo_compiling() or watch_of_thread() is not self.watch:
-            return
+    def begin_step(self, optimizer: Any, args: Any, named: Any) -> None:
+        """An optimizer's step begins; `args` begin with the optimizer."""
         key = id(optimizer)
         if key in self._stack:  # of a step that has raised an error
             del self._stack[self._stack.index(key) :]
@@ -191,9 +208,8 @@ class Replicas:
             with self.watch.busy(), torch.no_grad():
                 self._begin(optimizer, site, bool(closure))
 
-    def _after(self, optimizer: Any, args: Any, named: Any) -> None:
-        if torch.compiler.is_dynamo_compiling() or watch_of_thread() is not self.watch:
-            return
+    def end_step(self, optimizer: Any) -> None:
+        """An optimizer's step has ended."""
         key = id(optimizer)
         if key not in self._stack:
             return
@@ -319,8 +335,6 @@ class Replicas:
                 return
 
     def finish(self) -> None:
-        for handle in self._handles:
-            handle.remove()
         if not self._all:
             return
         self._head["tied"] = [label for label, at in self._tied.items() if at < self.steps]

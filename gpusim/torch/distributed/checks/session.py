@@ -94,7 +94,11 @@ class Check:
     def of_rank(self, rank: Rank) -> Iterator[None]:
         """A block in which a rank's program runs."""
         assert self._folder is not None
-        self._enter()
+        in_turns = rank.launch.in_turns
+        self._enter(in_turns)
+        own = ExitStack()
+        if in_turns:
+            replicas.follow_steps(own)
         watch = rank.watch = Watch(rank, self)
         ended = ""
         try:
@@ -109,12 +113,13 @@ class Check:
             ended = type(error).__name__
             raise
         finally:
+            own.close()
             watch.finish(ended)
             rank.watch = None
             watch.log.write(Path(self._folder.name))
             self._leave()
 
-    def _enter(self) -> None:
+    def _enter(self, in_turns: bool) -> None:
         with self._lock:
             self._running += 1
             if self._installed is None:
@@ -122,6 +127,10 @@ class Check:
                 for part in (order, *PARTS):
                     part.install(self._installed)
                 here.install(self._installed)
+                # In turns each rank has tables of hooks of its own. Those that are shared must not
+                # change while another rank goes through them.
+                if not in_turns:
+                    replicas.follow_steps(self._installed)
 
     def _leave(self) -> None:
         with self._lock:

@@ -12,21 +12,24 @@ import copy
 import functools
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
 from ....errors import GpusimError
-from ..private import REGISTERING, SHARED_STATES, replace, unpickler
+from ....platforms import after_fork
+from ..private import COMPILED, MAKING, REGISTERING, SHARED_STATES, replace, unpickler
 from .imports import when_imported
 from .threads import is_importing, rank_of_thread
 
 __all__ = [
     "CURE",
+    "for_threads_at_once",
     "is_of_shared_modules",
     "own_memory_of_warnings",
     "own_numbers_of_threads",
@@ -141,6 +144,62 @@ def _is_programs(frame: FrameType | None) -> bool:
     if frame is None or frame.f_globals.get("__name__", "").startswith("torch."):
         return False
     return not is_importing(frame)
+
+
+# torch.ops
+
+_making = threading.RLock()
+"""Held while an operator of torch.ops is made."""
+
+
+def _forget_holder() -> None:
+    global _making  # another thread of the parent may hold it
+    _making = threading.RLock()
+
+
+after_fork(_forget_holder)
+
+
+@contextmanager
+def for_threads_at_once() -> Iterator[None]:
+    """A block in which ranks are threads that run at once, for which torch is not made."""
+    with ExitStack() as stack:
+        for owner in MAKING:
+            replace(stack, owner, "__getattr__", _once(owner.__getattr__))
+        when_imported(stack, COMPILED[:1], lambda module: _refuse_compiled(stack, module))
+        yield
+
+
+# torch makes an operator when it is asked for it first. Two threads that ask at once make two of
+# them, and the one that is kept last frees the other, whose address C++ may have kept: under a
+# dispatch mode, such as the check's, torch crashes then.
+def _once(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    @functools.wraps(make)
+    def __getattr__(owner: Any, name: str) -> Any:
+        with _making:
+            made = vars(owner)
+            return made[name] if name in made else make(owner, name)
+
+    return __getattr__
+
+
+def _refuse_compiled(stack: ExitStack, module: ModuleType) -> None:
+    name = COMPILED[1]
+    real = getattr(module, name, None)
+    if real is None:  # a torch that calls it by another name
+        return
+
+    @functools.wraps(real)
+    def refuse(callback: Any) -> Any:
+        found = real(callback)
+        if found is not None and found is not False and rank_of_thread() is not None:
+            raise GpusimError(
+                "torch.compile: ranks that are threads share compiled code, which torch does not "
+                f"run in several at once; {CURE}, or in turns, not schedule='free'"
+            )
+        return found
+
+    replace(stack, module, name, refuse)
 
 
 # Safe globals of torch.load, which an import adds once for all ranks

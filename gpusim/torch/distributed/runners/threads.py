@@ -43,7 +43,7 @@ from ..own.casts import casts_of_ranks
 from ..own.draws import OwnDraws
 from ..own.environment import encoded, own_environments
 from ..own.forks import ends_forks
-from ..own.registries import CURE, is_of_shared_modules
+from ..own.registries import CURE, for_threads_at_once, is_of_shared_modules
 from ..own.seeds import seeds_of
 from ..own.table import installed
 from ..own.threads import (
@@ -227,13 +227,15 @@ class Launch:
     def execute(self) -> list[Any]:
         """Run all ranks; their results, or the error that ended them."""
         threads = torch.get_num_threads()
+        is_shared = self.shares_globals and self.size > 1
         with (
             # What is replaced for the whole process, in this order, and put back in the reverse
             # one. Each looks at the calling thread, and does what it did before in other threads.
             ranks_as_threads(self._rendezvous, self._admit, record_of_starter) as world,
             threads_of_ranks(),
             own_environments(),
-            installed() if self.shares_globals and self.size > 1 else nullcontext(),
+            installed() if is_shared else nullcontext(),
+            for_threads_at_once() if is_shared and not self.in_turns else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
             dispatched(RankGroup, world),
             self.waits_of_programs(),
