@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import _C as core
 from torch._ops import _OpNamespace
 
-from gpusim import GpusimError
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.calls import group
 from gpusim.torch.distributed.own import generators, turns
@@ -293,20 +292,6 @@ def test_ranks_that_run_freely_get_the_same_operators() -> None:
                 assert all(one is other for one, other in zip(first, own, strict=True))
     finally:
         sys.setswitchinterval(interval)
-
-
-def test_compiled_functions_run_in_turns_alone() -> None:
-    """PyTorch crashes where several threads run them at once."""
-
-    def body(rank: int) -> float:
-        dist.init_process_group()
-        double = torch.compile(lambda x: x * 2, backend="eager")
-        return float(double(torch.tensor(float(rank))))
-
-    assert launch(body, 3) == [0.0, 2.0, 4.0]
-    with pytest.raises(GpusimError, match=r"torch\.compile: ranks that are threads"):
-        launch(body, 3, schedule="free")
-    assert launch(body, 3) == [0.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("schedule", ["turns", "free"])

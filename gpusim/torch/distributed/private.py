@@ -257,10 +257,6 @@ LOCKS = {
     "torch.utils.cpp_extension": "_BUILD_EXTENSION_LOCK",
 }
 
-#: What a call of a compiled function begins with: the module, and the function, which returns what
-#: frames are compiled by. None or False: they are not.
-COMPILED = "torch._dynamo.eval_frame", "_callback_from_stance"
-
 #: What makes operators, as Python has them, when it is asked for them first.
 MAKING: tuple[Any, ...] = (_ops._Ops, _ops._OpNamespace, _ops.OpOverloadPacket)  # __getattr__
 

@@ -23,14 +23,14 @@ import torch
 
 from ....errors import GpusimError
 from ....platforms import after_fork
-from ..private import COMPILED, MAKING, REGISTERING, SHARED_STATES, replace, unpickler
+from ..private import MAKING, REGISTERING, SHARED_STATES, replace, unpickler
 from .imports import when_imported
 from .threads import is_importing, rank_of_thread
 
 __all__ = [
     "CURE",
-    "for_threads_at_once",
     "is_of_shared_modules",
+    "operators_made_once",
     "own_memory_of_warnings",
     "own_numbers_of_threads",
     "own_states_of_classes",
@@ -161,18 +161,19 @@ after_fork(_forget_holder)
 
 
 @contextmanager
-def for_threads_at_once() -> Iterator[None]:
-    """A block in which ranks are threads that run at once, for which torch is not made."""
+def operators_made_once() -> Iterator[None]:
+    """A block in which threads that run at once get the same operators from torch.ops.
+
+    torch makes an operator when it is asked for it first. Two threads that ask at once make two of
+    them, and the one that is kept last frees the other, whose address C++ may have kept: under a
+    dispatch mode, such as the check's, torch crashes then.
+    """
     with ExitStack() as stack:
         for owner in MAKING:
             replace(stack, owner, "__getattr__", _once(owner.__getattr__))
-        when_imported(stack, COMPILED[:1], lambda module: _refuse_compiled(stack, module))
         yield
 
 
-# torch makes an operator when it is asked for it first. Two threads that ask at once make two of
-# them, and the one that is kept last frees the other, whose address C++ may have kept: under a
-# dispatch mode, such as the check's, torch crashes then.
 def _once(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     @functools.wraps(make)
     def __getattr__(owner: Any, name: str) -> Any:
@@ -181,25 +182,6 @@ def _once(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             return made[name] if name in made else make(owner, name)
 
     return __getattr__
-
-
-def _refuse_compiled(stack: ExitStack, module: ModuleType) -> None:
-    name = COMPILED[1]
-    real = getattr(module, name, None)
-    if real is None:  # a torch that calls it by another name
-        return
-
-    @functools.wraps(real)
-    def refuse(callback: Any) -> Any:
-        found = real(callback)
-        if found is not None and found is not False and rank_of_thread() is not None:
-            raise GpusimError(
-                "torch.compile: ranks that are threads share compiled code, which torch does not "
-                f"run in several at once; {CURE}, or in turns, not schedule='free'"
-            )
-        return found
-
-    replace(stack, module, name, refuse)
 
 
 # Safe globals of torch.load, which an import adds once for all ranks

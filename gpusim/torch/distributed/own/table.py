@@ -186,8 +186,7 @@ _TORCH = (
     ),
     # torch warns, or raises, where the old and the new way to set it are mixed, also if one reads.
     Row("torch.set_float32_matmul_precision, TF32", turns=SHARED),
-    # Refused by `registries.for_threads_at_once`.
-    Row("torch.compile's configuration and caches", turns=SHARED, free=REFUSED),
+    Row("torch.compile's configuration and caches", turns=SHARED),
     Row("levels of torch.autograd.forward_ad", turns=SHARED),
 )
 

@@ -43,7 +43,7 @@ from ..own.casts import casts_of_ranks
 from ..own.draws import OwnDraws
 from ..own.environment import encoded, own_environments
 from ..own.forks import ends_forks
-from ..own.registries import CURE, for_threads_at_once, is_of_shared_modules
+from ..own.registries import CURE, is_of_shared_modules, operators_made_once
 from ..own.seeds import seeds_of
 from ..own.table import installed
 from ..own.threads import (
@@ -235,7 +235,7 @@ class Launch:
             threads_of_ranks(),
             own_environments(),
             installed() if is_shared else nullcontext(),
-            for_threads_at_once() if is_shared and not self.in_turns else nullcontext(),
+            operators_made_once() if is_shared and not self.in_turns else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
             dispatched(RankGroup, world),
             self.waits_of_programs(),
