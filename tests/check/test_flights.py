@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,6 +34,7 @@ from tests.check.small import (
     started,
 )
 from tests.oracles.budget import FULL, slow
+from tests.oracles.machine_time import PATIENCE
 
 pytestmark = needs_linux
 
@@ -102,6 +105,53 @@ def test_ranks_begin_and_end_while_another_goes_through_hooks() -> None:
     finally:
         hook.remove()
     assert found == [0.5, 0.5]
+
+
+class Slow(nn.Module):
+    """A module that calls a function while it is compiled."""
+
+    def __init__(self, inside: Callable[[], object]) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        self.inside()
+        return nn.ReLU()
+
+
+def test_a_rank_compiles_and_forks_while_another_compiles() -> None:
+    """torch.jit.script has torch's own functions, which ranks that run freely share."""
+    first, second, child_ended = threading.Event(), threading.Event(), threading.Event()
+    were_alone = []
+
+    def inside_of_first() -> None:
+        first.set()
+        child_ended.wait()
+        were_alone.append(not second.wait(1))
+
+    def child() -> int:
+        if (pid := os.fork()) == 0:
+            signal.alarm(int(PATIENCE))  # a lock of the parent's other rank is never released
+            torch.jit.script(nn.ReLU())
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def run(rank: int) -> Any:
+        dist.init_process_group()
+        code = 0
+        if rank == 0:
+            compiled = torch.jit.script(Slow(inside_of_first))
+        else:
+            first.wait()
+            code = child()
+            child_ended.set()
+            compiled = torch.jit.script(Slow(second.set))
+        dist.all_reduce(total := compiled(torch.ones(3)))
+        return code, total.tolist()
+
+    expected = [(0, [2.0] * 3)] * 2
+    assert launch(run, 2, check=True, schedule="free", processes=False) == expected
+    assert were_alone == [True]
 
 
 def test_the_check_leaves_no_mode_and_no_function_behind() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.jit
 from torch.compiler import is_dynamo_compiling
 
+from ....platforms import after_fork
 from ..accelerator.devices import WRAPPED
 from ..own.threads import own_rank
 from ..private_checks import is_transforming
@@ -84,16 +85,15 @@ _replaced: list[tuple[Callable[[], None], Callable[[], None]]] = []
 def install(stack: ExitStack) -> None:
     """Let torch.jit.script compile torch's own functions, which it finds by their names."""
     real = torch.jit.script
-    lock = threading.RLock()  # of ranks that are threads and run freely; it guards `_is_back`
 
     @functools.wraps(real)
     def script(*args: Any, **named: Any) -> Any:
-        with lock:
+        with _compiling:
             if not _replaced or _is_back[0]:
                 return real(*args, **named)
+            _is_back[0] = True
             for put_back, _ in reversed(_replaced):
                 put_back()
-            _is_back[0] = True
             try:
                 return real(*args, **named)
             finally:
@@ -106,3 +106,19 @@ def install(stack: ExitStack) -> None:
 
 
 _is_back = [False]
+"""Whether the functions are put back. Owner: the rank that compiles, in `_compiling`."""
+
+_compiling = threading.RLock()
+"""Held while a rank compiles: ranks that run freely share the functions."""
+
+
+def _compile_anew() -> None:
+    global _compiling  # another thread of the parent may have been compiling
+    _compiling = threading.RLock()
+    if _is_back[0]:
+        _is_back[0] = False
+        for _, put_in in _replaced:
+            put_in()
+
+
+after_fork(_compile_anew)
